@@ -1,0 +1,188 @@
+//! `/proc/<pid>/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`): which pages of a
+//! private mapping hold something of their own.
+
+use alloc::vec::Vec;
+use core::ffi::CStr;
+
+use super::sys::Fd;
+use crate::errno::Errno;
+use crate::range::Range;
+
+/// Bits of an entry. 61 is set for pages of a file, and clear for anonymous ones,
+/// such as the copy that a write to a private file mapping makes (Linux 3.5).
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const OF_FILE: u64 = 1 << 61;
+/// A guard region (Linux 6.14), which cannot be read.
+const GUARD: u64 = 1 << 58;
+
+/// What a run of pages of a private mapping holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// What is behind the mapping: the file's bytes, or zeros.
+    Backing,
+    /// Pages of the process's own.
+    Own,
+}
+
+/// An open pagemap.
+#[derive(Debug)]
+pub struct Pagemap {
+    fd: Fd,
+    page: u64,
+}
+
+impl Pagemap {
+    pub(super) fn open(page: u64) -> Result<Self, Errno> {
+        Self::open_at(c"/proc/self/pagemap", page)
+    }
+
+    /// Opens the pagemap file at `path`. `page` is the base page size in bytes.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open_at(path: &CStr, page: u64) -> Result<Self, Errno> {
+        Ok(Self { fd: Fd::read_only(path)?, page })
+    }
+
+    /// The runs of pages in `range` (whole pages), in order.
+    ///
+    /// # Errors
+    /// The kernel's; EIO when the process has ended.
+    pub fn runs(&self, range: Range) -> Result<Vec<(Range, Content)>, Errno> {
+        let mut runs: Vec<(Range, Content)> = Vec::new();
+        self.entries(range, &mut |page, entry| {
+            let is_own = entry & (SWAPPED | GUARD) != 0 || entry & (PRESENT | OF_FILE) == PRESENT;
+            let content = if is_own { Content::Own } else { Content::Backing };
+            match runs.last_mut() {
+                Some((run, last)) if *last == content => {
+                    *run = Range::new(run.start(), page.end()).unwrap_or(*run);
+                }
+                _ => runs.push((page, content)),
+            }
+        })?;
+        Ok(runs)
+    }
+
+    /// Whether every page of `range` is in the page tables.
+    pub(super) fn is_present(&self, range: Range) -> Result<bool, Errno> {
+        const PAGE_IS_PRESENT: u64 = 1 << 3;
+        let missing = Scan {
+            category_inverted: PAGE_IS_PRESENT,
+            category_mask: PAGE_IS_PRESENT,
+            max_pages: 1,
+            ..Scan::default()
+        };
+        if let Some((found, _)) = self.scan(range, missing) {
+            return Ok(found == 0);
+        }
+        let mut is_present = true;
+        self.entries(range, &mut |_, entry| is_present &= entry & PRESENT != 0)?;
+        Ok(is_present)
+    }
+
+    /// Calls `each` with every page of `range` (whole pages) and its entry.
+    fn entries(&self, range: Range, each: &mut dyn FnMut(Range, u64)) -> Result<(), Errno> {
+        /// Entries read at a time: a block of 2 MiB. On the stack, since the allocator
+        /// takes nothing back.
+        const CHUNK: usize = 512;
+        let mut bytes = [0u8; CHUNK * 8];
+        let mut at = range.start();
+        while at < range.end() {
+            let pages = usize::try_from((range.end() - at) / self.page).unwrap_or(CHUNK).min(CHUNK);
+            let buffer = bytes.get_mut(..pages * 8).unwrap_or_default();
+            let n = self.fd.read_at(buffer, at / self.page * 8)?;
+            if n < buffer.len() {
+                return Err(Errno(libc::EIO));
+            }
+            for entry in buffer.chunks_exact(8) {
+                let entry = entry.iter().rev().fold(0u64, |sum, &b| sum << 8 | u64::from(b));
+                each(Range::with_len(at, self.page).unwrap_or_default(), entry);
+                at += self.page;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every page of `range` is mapped by a huge entry; `None` where the kernel
+    /// cannot tell (before Linux 6.7).
+    #[must_use]
+    pub fn is_huge(&self, range: Range) -> Option<bool> {
+        const PAGE_IS_HUGE: u64 = 1 << 6;
+        let huge = Scan { category_mask: PAGE_IS_HUGE, ..Scan::default() };
+        let (found, first) = self.scan(range, huge)?;
+        Some(found == 1 && first.start == range.start() && first.end == range.end())
+    }
+
+    /// `PAGEMAP_SCAN`: how many regions of `range` (two at most) are what `scan` asks for,
+    /// and the first one; `None` where the kernel cannot tell (before Linux 6.7).
+    fn scan(&self, range: Range, scan: Scan) -> Option<(usize, Region)> {
+        /// `_IOWR('f', 16, struct pm_scan_arg)` with its 96 bytes.
+        const PAGEMAP_SCAN: usize = 0xc060_6610;
+        let mut regions: [Region; 2] = Default::default();
+        let mut scan = Scan {
+            size: size_of::<Scan>() as u64,
+            start: range.start(),
+            end: range.end(),
+            vec: regions.as_mut_ptr().addr() as u64,
+            vec_len: regions.len() as u64,
+            return_mask: scan.category_mask,
+            ..scan
+        };
+        // SAFETY: the kernel reads and updates the 96-byte structure of this request
+        // and writes at most `vec_len` regions at `vec`, which outlives the call.
+        let found = unsafe { self.fd.ioctl(PAGEMAP_SCAN, &mut scan).ok()? };
+        let [first, _] = regions;
+        Some((found, first))
+    }
+}
+
+/// `struct page_region` of linux/fs.h.
+#[derive(Default)]
+#[repr(C)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// `struct pm_scan_arg` of linux/fs.h.
+#[derive(Default)]
+#[repr(C)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sys;
+    use super::*;
+    use crate::prot::Prot;
+
+    #[test]
+    fn a_page_is_present_once_it_was_touched() {
+        let pagemap = Pagemap::open(4096).unwrap();
+        let range = sys::map(8 * 4096, Prot::RW, 0).unwrap();
+        let (first, rest) = (Range::with_len(range.start(), 4096).unwrap(), 7 * 4096);
+        let rest = Range::with_len(first.end(), rest).unwrap();
+        assert!(!pagemap.is_present(range).unwrap());
+        sys::advise(first, sys::MADV_POPULATE_WRITE).unwrap();
+        assert!(pagemap.is_present(first).unwrap() && !pagemap.is_present(range).unwrap());
+        assert!(!pagemap.is_present(rest).unwrap());
+        sys::advise(rest, sys::MADV_POPULATE_WRITE).unwrap();
+        assert!(pagemap.is_present(range).unwrap());
+        // SAFETY: mapped above, and not used any more.
+        unsafe { sys::unmap(range).unwrap() };
+    }
+}

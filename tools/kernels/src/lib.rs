@@ -1,0 +1,3 @@
+//! What the host's and the guest's program share.
+
+pub mod line;

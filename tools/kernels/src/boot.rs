@@ -17,8 +17,14 @@ pub(crate) struct Outcome {
     pub(crate) checks: Vec<(String, String, Option<String>)>,
     /// Why the guest as a whole failed.
     pub(crate) failure: Option<String>,
+    /// The last lines of its console that are no reports, when it failed as a whole: a
+    /// panic of its kernel, for example.
+    pub(crate) console: Vec<String>,
     pub(crate) seconds: u64,
 }
+
+/// How many lines of a failed guest's console are shown.
+const CONSOLE_LINES: usize = 60;
 
 /// Killed when dropped.
 struct Guest(Child);
@@ -122,7 +128,20 @@ pub(crate) fn run(machine: &Machine, boot: &Boot<'_>) -> Result<Outcome> {
     if !ended && outcome.failure.is_none() {
         outcome.failure = Some("ended before its checks did".to_owned());
     }
+    if outcome.failure.is_some() {
+        outcome.console = last_lines(&text);
+    }
     Ok(outcome)
+}
+
+fn last_lines(console: &str) -> Vec<String> {
+    let lines: Vec<&str> = console
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty() && Line::parse(line).is_none())
+        .collect();
+    let first = lines.len().saturating_sub(CONSOLE_LINES);
+    lines[first..].iter().map(|&line| line.to_owned()).collect()
 }
 
 impl Outcome {
@@ -138,6 +157,7 @@ impl Outcome {
         }
         self.checks.extend(other.checks);
         self.failure = self.failure.take().or(other.failure);
+        self.console.extend(other.console);
         self.seconds += other.seconds;
     }
 
@@ -173,4 +193,19 @@ pub(crate) fn kernel(
         bail!("cannot fetch the kernel of {}", machine.name);
     }
     Ok(path.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_console_is_shown_without_its_reports_and_from_its_end() {
+        let mut console = String::from("early\r\n\r\n@elfremap pass | NUMA | x\n");
+        (1..=CONSOLE_LINES).for_each(|line| console += &format!("line {line}\r\n"));
+        let lines = last_lines(&console);
+        assert_eq!(lines.len(), CONSOLE_LINES);
+        assert_eq!(lines.first().map(String::as_str), Some("line 1"));
+        assert_eq!(last_lines("early\r\n@elfremap end\n"), ["early"]);
+    }
 }

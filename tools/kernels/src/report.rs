@@ -40,6 +40,9 @@ pub(crate) fn print(machine: &Machine, outcome: &Outcome) {
     if let Some(why) = &outcome.failure {
         let _ = writeln!(text, "  {why}");
     }
+    for line in &outcome.console {
+        let _ = writeln!(text, "  | {line}");
+    }
     for (group, name, failure) in &outcome.checks {
         if let Some(why) = failure {
             let _ = writeln!(text, "  {group}: {name}: {why}");

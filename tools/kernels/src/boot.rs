@@ -20,6 +20,8 @@ pub(crate) struct Outcome {
     /// The last lines of its console that are no reports, when it failed as a whole: a
     /// panic of its kernel, for example.
     pub(crate) console: Vec<String>,
+    /// It ended by itself, before its checks did.
+    pub(crate) vanished: bool,
     pub(crate) seconds: u64,
 }
 
@@ -82,8 +84,22 @@ fn command(machine: &Machine, boot: &Boot<'_>) -> Command {
     command
 }
 
-/// Boots the machine and waits for its end.
+/// Boots the machine and waits for its end. A machine that goes away in the middle of a check
+/// (an emulator or a kernel that fails; a check itself can only fail, or take too long) is
+/// booted once more, and its end is told in any case.
 pub(crate) fn run(machine: &Machine, boot: &Boot<'_>) -> Result<Outcome> {
+    let outcome = run_once(machine, boot)?;
+    if !outcome.vanished {
+        return Ok(outcome);
+    }
+    let console = outcome.console.iter().map(|line| format!("  | {line}\n")).collect::<String>();
+    let last = outcome.checks.last().map_or("", |(_, name, _)| name);
+    let why = outcome.failure.unwrap_or_default();
+    eprint!("{}: {why}, after \"{last}\"; booted once more\n{console}", machine.name);
+    run_once(machine, boot)
+}
+
+fn run_once(machine: &Machine, boot: &Boot<'_>) -> Result<Outcome> {
     let start = Instant::now();
     let log = boot.log;
     let console = File::create(log).with_context(|| format!("cannot make {}", log.display()))?;
@@ -101,6 +117,7 @@ pub(crate) fn run(machine: &Machine, boot: &Boot<'_>) -> Result<Outcome> {
     let mut guest = Guest(command.spawn().with_context(|| format!("cannot start {name}"))?);
     let limit = Duration::from_secs(4 * machine.quiet_seconds);
     let mut failure = None;
+    let mut by_itself = true;
     loop {
         if let Some(status) = guest.0.try_wait()? {
             if !status.success() {
@@ -110,6 +127,7 @@ pub(crate) fn run(machine: &Machine, boot: &Boot<'_>) -> Result<Outcome> {
         }
         if start.elapsed() > limit {
             failure = Some(format!("still running after {} s", limit.as_secs()));
+            by_itself = false;
             break;
         }
         std::thread::sleep(Duration::from_millis(200));
@@ -128,6 +146,7 @@ pub(crate) fn run(machine: &Machine, boot: &Boot<'_>) -> Result<Outcome> {
     if !ended && outcome.failure.is_none() {
         outcome.failure = Some("ended before its checks did".to_owned());
     }
+    outcome.vanished = by_itself && !ended;
     if outcome.failure.is_some() {
         outcome.console = last_lines(&text);
     }

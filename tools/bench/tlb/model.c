@@ -11,13 +11,14 @@
    What it is not: no speculation, no prefetching, no page walk caches, no kernel, no other
    process, no flush.
 
-   Arguments: out=FILE, and itlb4k= itlb2m= dtlb4k= dtlb2m= stlb=ENTRIESxWAYS. FILE gets one
-   line of JSON for each run.
+   Arguments: out=FILE, and itlb4k= itlb2m= dtlb4k= dtlb2m= stlb=ENTRIESxWAYS. FILE is made anew and gets
+   one line of JSON for each run.
 
    No package of Debian's holds the header of QEMU's plugin interface, so what is used of it
    is declared here, as docs/devel/tcg-plugins.rst of QEMU 7.2 documents it: version 1 of the
    interface. */
 #include "protocol.h"
+#include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -271,6 +272,11 @@ EXPORT int qemu_plugin_install(plugin_id id, const struct qemu_info *info, int a
     }
     if (!out) {
         fprintf(stderr, "tlb: out=FILE is missing\n");
+        return 1;
+    }
+    /* Each machine begins anew: the file of one that ended early is not added to. */
+    if (remove(out) && errno != ENOENT) {
+        fprintf(stderr, "tlb: cannot remove %s: %s\n", out, strerror(errno));
         return 1;
     }
     qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);

@@ -244,9 +244,6 @@ fn count(
     system::extend_root(root, archive, &extended)?;
 
     let out = directory.join(format!("{name}.jsonl"));
-    if out.exists() {
-        fs::remove_file(&out)?;
-    }
     let machine = Machine { node_memory: 768, quiet_seconds: 150, ..*machine };
     let log = places.output.join("log").join(format!("tlb-{name}.log"));
     let plugin = format!("{},out={}", plugin.display(), out.display());

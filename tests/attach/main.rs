@@ -8,7 +8,6 @@ mod kills;
 mod launch;
 mod real;
 mod refusals;
-mod registers;
 mod states;
 
 use anyhow::Result;

@@ -57,6 +57,18 @@ pub(crate) fn trials() -> Vec<Trial> {
             back_and_forth(&["writer", "caller"], &options, ALL, Backing::Hugetlb, 3)
         }),
         with_pool("states::each_kind_alone", PAGES, |_| each_alone()),
+        #[cfg(target_arch = "x86_64")]
+        with_pool("states::disturbed_sections_begin_anew", PAGES, |_| {
+            back_and_forth(&["section"], &[], READ_ONLY, Backing::Hugetlb, 5)
+        }),
+        #[cfg(target_arch = "x86_64")]
+        with_pool("states::single_steps", PAGES, |_| {
+            back_and_forth(&["stepper"], &[], READ_ONLY, Backing::Hugetlb, 5)
+        }),
+        #[cfg(target_arch = "x86_64")]
+        with_pool("states::no_vdso", PAGES, |_| {
+            back_and_forth(&["no-vdso", "caller"], &[], READ_ONLY, Backing::Hugetlb, 2)
+        }),
         with_pool("states::the_first_thread_has_ended", PAGES, |_| {
             back_and_forth(&["caller", "nanosleep", "leave"], &[], READ_ONLY, Backing::Hugetlb, 2)
         }),

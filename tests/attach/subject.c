@@ -294,6 +294,60 @@ static void *patcher(void *unused) {
     return unused;
 }
 
+#if defined __x86_64__ && __has_include(<sys/rseq.h>)
+#include <sys/rseq.h>
+/* A section that begins anew when the thread is disturbed in it: the kernel forgets it only when
+   it leads the thread out of it. */
+static void *in_section(void *unused) {
+    struct rseq *area = (void *)((char *)__builtin_thread_pointer() + __rseq_offset);
+    CHECK(__rseq_size);
+    while (!stop) {
+        int forgotten = 0;
+        __asm__ volatile(
+            ".pushsection .data\n.p2align 5\n3: .long 0, 0\n.quad 1f, 2f - 1f, 4f\n.popsection\n"
+            "lea 3b(%%rip), %%rax\n mov %%rax, 8(%1)\n"
+            "1: mov $5000000, %%ecx\n5: dec %%ecx\n jnz 5b\n"
+            "cmpq $0, 8(%1)\n jne 2f\n mov $1, %0\n"
+            "2: jmp 6f\n.long 0x53053053\n4: nop\n6:\n"
+            : "+r"(forgotten) : "r"(area) : "rax", "rcx", "memory", "cc");
+        CHECK(!forgotten);
+    }
+    return unused;
+}
+#endif
+#ifdef __x86_64__
+/* A thread that traps after each of its instructions. */
+static atomic_int steps;
+static void stepped(int signal) {
+    (void)signal;
+    steps++;
+}
+static void *stepper(void *unused) {
+    struct sigaction action = {.sa_handler = stepped};
+    CHECK(sigaction(SIGTRAP, &action, NULL) == 0);
+    for (int each = 0; !stop;) {
+        steps = 0;
+        __asm__ volatile("sub $128, %%rsp\n pushf\n orq $0x100, (%%rsp)\n popf\n"
+                         ".rept 32\n nop\n .endr\n"
+                         "pushf\n andq $~0x100, (%%rsp)\n popf\n add $128, %%rsp" ::: "memory", "cc");
+        if (!each) each = steps;
+        CHECK(each >= 32 && steps == each);
+    }
+    return unused;
+}
+/* The program has no vdso any more. */
+static void forget_vdso(void) {
+    char line[512];
+    unsigned long start = 0, end = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(maps);
+    while (maps && fgets(line, sizeof line, maps))
+        if (strstr(line, "[vdso]")) CHECK(sscanf(line, "%lx-%lx", &start, &end) == 2);
+    if (maps) fclose(maps);
+    CHECK(start && munmap((void *)start, end - start) == 0);
+}
+#endif
+
 static const struct {
     const char *name;
     void *(*run)(void *);
@@ -317,6 +371,12 @@ static const struct {
     {"forker", forker},
     {"long-vfork", long_vfork},
     {"patcher", patcher},
+#ifdef __x86_64__
+    {"stepper", stepper},
+#if __has_include(<sys/rseq.h>)
+    {"section", in_section},
+#endif
+#endif
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
@@ -385,6 +445,10 @@ int main(int argc, char **argv) {
         } else if (!strcmp(argv[i], "mdwe")) {
             /* PR_SET_MDWE: memory may not become executable (Linux 6.3). */
             if (prctl(65, 1, 0, 0, 0)) return 6;
+#ifdef __x86_64__
+        } else if (!strcmp(argv[i], "no-vdso")) {
+            forget_vdso();
+#endif
 #ifdef SECCOMP_RET_KILL_PROCESS
         } else if (!strcmp(argv[i], "filter")) {
             filter();

@@ -2,9 +2,10 @@
 //! the system calls that change the target's memory, one by one as it is told, so that
 //! no thread of the program has to.
 //!
-//! A thread of the program is borrowed once, for the clone(2) that makes the helper. Should this
-//! process be killed later on, the helper ends by itself: behind its system call instruction
-//! stands an exit(2).
+//! A thread of the program is borrowed once, for the clone(2) that makes the helper. What it runs
+//! for that, [`arch::borrow`], stands at the end of the vdso's last page until the helper ends.
+//! Should this process be killed, the thread goes on where it was, and the helper ends: behind its
+//! system call instruction stands an exit(2).
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ pub trait Calls {
     fn thread(&self) -> i32;
 
     /// From now on calls are made by the copy of the helper's code at this address of
-    /// the target, or (`None`) by the kernel's own.
+    /// the target, or (`None`) by the one that it began with.
     fn move_to(&mut self, code: Option<u64>);
 
     /// Ends the helper.
@@ -45,8 +46,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Helper {
     tid: i32,
-    /// An instruction for system calls outside of all that moves.
-    instruction: u64,
+    /// Where it began.
+    place: Place,
+    /// Its code there, and where it was told to move to.
+    born: u64,
     code: Option<u64>,
     registers: Registers,
     gone: bool,
@@ -59,28 +62,29 @@ impl Helper {
         held: Option<i32>,
         timeout: Duration,
     ) -> anyhow::Result<Self> {
-        let instruction = instruction(target)?;
+        let place = Place::find(target)?;
         let until = Instant::now() + timeout;
-        loop {
+        for attempt in 0.. {
             let thread = match held {
                 Some(thread) => thread,
-                None => choose(target, until)?,
+                None => choose(target, attempt, until)?,
             };
             let mut loan = Loan::take(target, thread, held.is_some(), until)?;
-            let made = loan.make_helper(target, instruction);
-            loan.give_back();
+            let made = loan.make_helper(target, place);
+            loan.give_back(place, matches!(made, Ok(Some(_))));
             if let Some(helper) = made? {
                 return Ok(helper);
             }
             // A signal came first. It is delivered, and the next attempt is made.
             if Instant::now() >= until || held.is_some() {
-                return Err(failed(format!(
-                    "no thread of process {} can be borrowed: signals keep coming",
-                    target.pid
-                )));
+                break;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+        Err(failed(format!(
+            "no thread of process {} can be borrowed: signals keep coming",
+            target.pid
+        )))
     }
 
     fn expect_call_stop(&mut self) -> Result<(), Errno> {
@@ -112,16 +116,13 @@ impl Calls for Helper {
             if self.gone {
                 return Err(Errno(libc::ESRCH));
             }
-            let at = self.code.unwrap_or(self.instruction);
+            let at = self.code.unwrap_or(self.born);
             ptrace::set_registers(self.tid, &self.registers.with_call(at, number, arguments))?;
             for _entry_and_exit in 0..2 {
                 ptrace::resume(self.tid, true, 0)?;
                 self.expect_call_stop()?;
             }
             let result = ptrace::registers(self.tid)?.ok_or(Errno(libc::EIO))?.result();
-            if self.code.is_none() {
-                self.prepare_to_end()?;
-            }
             match i32::try_from(result.wrapping_neg()) {
                 Ok(libc::EINTR | 512..=516) => {}
                 Ok(errno @ 1..=4095) => return Err(Errno(errno)),
@@ -144,7 +145,9 @@ impl Calls for Helper {
             return;
         }
         self.gone = true;
-        let _ = self.prepare_to_end();
+        // By the vdso's own instruction, so that its code can be taken away.
+        let _ = self.prepare_to_end(self.place.instruction);
+        let _ = self.place.clear(self.tid);
         // It is not let go before it has ended: while its process is stopped as a whole it
         // would stay.
         let until = Instant::now() + PATIENCE;
@@ -196,18 +199,23 @@ impl Loan {
             return Err(refused(message, None));
         };
         let own = made_again(tid, was_elsewhere).filter(|_| signal == 0).unwrap_or(own);
+        let own = aborted(tid, own.address()).map_or(own, |abort| own.at(abort));
         Ok(Self { tid, held, own, signal, resumable: true })
     }
 
     /// `None` when a signal came first.
-    fn make_helper(&mut self, target: &Target, instruction: u64) -> anyhow::Result<Option<Helper>> {
+    fn make_helper(&mut self, target: &Target, place: Place) -> anyhow::Result<Option<Helper>> {
         if self.signal != 0 {
             return Ok(None);
         }
-        match self.clone_thread(instruction) {
+        let (code, helper) = arch::borrow(&self.own);
+        ptrace::poke(self.tid, place.room, &code).map_err(|errno| {
+            failed(format!("cannot write into process {}: {errno}", target.pid))
+        })?;
+        match self.clone_thread(place.room) {
             Ok(Some(tid)) => {
-                let registers = self.own;
-                let mut helper = Helper { tid, instruction, code: None, registers, gone: false };
+                let (born, registers) = (place.room + helper as u64, self.own);
+                let mut helper = Helper { tid, place, born, code: None, registers, gone: false };
                 helper.begin().map_err(|_| target.gone())?;
                 Ok(Some(helper))
             }
@@ -220,7 +228,7 @@ impl Loan {
         }
     }
 
-    fn clone_thread(&mut self, instruction: u64) -> Result<Option<i32>, Errno> {
+    fn clone_thread(&mut self, code: u64) -> Result<Option<i32>, Errno> {
         /// Shares all that a thread has to share, and the file system's.
         const FLAGS: i32 = libc::CLONE_VM
             | libc::CLONE_FS
@@ -232,10 +240,8 @@ impl Loan {
         const INTERRUPTED: u64 = 513u64.wrapping_neg();
         let number = u64::try_from(libc::SYS_clone).map_err(|_| Errno(libc::ENOSYS))?;
         let flags = u64::from(FLAGS.cast_unsigned());
-        let borrowed = self.own.with_call(instruction, number, [flags, 0, 0, 0, 0, 0]);
+        let borrowed = self.own.with_call(code, number, [flags, 0, 0, 0, 0, 0]);
         ptrace::set_registers(self.tid, &borrowed)?;
-        // From here to `give_back`, or its first step, the thread would be lost if this
-        // process were killed.
         let mut made = None;
         let mut entered = false;
         loop {
@@ -276,8 +282,9 @@ impl Loan {
         }
     }
 
-    /// The thread goes on (unless it is to stay stopped) as if nothing had been.
-    fn give_back(mut self) {
+    /// The thread goes on (unless it is to stay stopped) as if nothing had been. Without a helper
+    /// the code is taken away.
+    fn give_back(mut self, place: Place, has_helper: bool) {
         if !self.resumable {
             // The kernel resumes the call that the thread was in where it looks for signals:
             // there the registers have to be what they were.
@@ -288,6 +295,9 @@ impl Loan {
             }
         }
         let _ = ptrace::set_registers(self.tid, &self.own);
+        if !has_helper {
+            let _ = place.clear(self.tid);
+        }
         if !self.held {
             let _ = ptrace::detach(self.tid, self.signal);
         } else if self.signal != 0
@@ -303,14 +313,13 @@ impl Helper {
     /// From its birth to where it waits for the first call.
     fn begin(&mut self) -> Result<(), Errno> {
         while ptrace::wait(self.tid, Instant::now() + PATIENCE)?.is_none() {}
-        self.prepare_to_end()?;
+        self.prepare_to_end(self.born)?;
         ptrace::block_signals(self.tid)
     }
 
-    /// Left alone, it ends from now on.
-    fn prepare_to_end(&self) -> Result<(), Errno> {
+    /// Left alone, it ends from now on, by the instruction at `at`.
+    fn prepare_to_end(&self, at: u64) -> Result<(), Errno> {
         let exit = u64::try_from(libc::SYS_exit).map_err(|_| Errno(libc::ENOSYS))?;
-        let at = self.code.unwrap_or(self.instruction);
         ptrace::set_registers(self.tid, &self.registers.with_call(at, exit, [0; 6]))
     }
 }
@@ -348,8 +357,9 @@ fn wait_for_stop(target: &Target, tid: i32, until: Instant) -> anyhow::Result<i3
 }
 
 /// The thread that is disturbed least: one that sleeps in a call which the kernel resumes by
-/// itself; else one that runs; else one whose call may be made again.
-fn choose(target: &Target, until: Instant) -> anyhow::Result<i32> {
+/// itself; else one that runs; else one whose call may be made again. Each attempt takes another
+/// one: a thread may be busy with signals all the time.
+fn choose(target: &Target, attempt: usize, until: Instant) -> anyhow::Result<i32> {
     loop {
         let mut threads: Vec<(u8, i32)> = Vec::new();
         for tid in target.threads() {
@@ -361,8 +371,9 @@ fn choose(target: &Target, until: Instant) -> anyhow::Result<i32> {
             };
             threads.push((rank, tid));
         }
-        if let Some(&(_, tid)) = threads.iter().min() {
-            return Ok(tid);
+        threads.sort_unstable();
+        if !threads.is_empty() {
+            return Ok(threads[attempt % threads.len()].1);
         }
         let first = target.threads().first().copied().ok_or_else(|| target.gone())?;
         if super::is_interrupted() {
@@ -375,21 +386,64 @@ fn choose(target: &Target, until: Instant) -> anyhow::Result<i32> {
     }
 }
 
-/// An instruction for system calls in the vdso; where there is none, in an executable
-/// mapping of the loader or libc, none of which moves while a thread is at it.
-fn instruction(target: &Target) -> anyhow::Result<u64> {
-    let text = target.maps()?;
-    let mut mappings: Vec<_> =
-        maps::parse(&text).filter_map(Result::ok).filter(|m| m.prot == Prot::RX).collect();
-    mappings.sort_by_key(|m| (m.name != b"[vdso]", m.range.len()));
-    let thread = target.threads().first().copied().unwrap_or_default();
-    for mapping in mappings {
-        let mut code = vec![0; usize::try_from(mapping.range.len()).unwrap_or(0)];
-        if memory::read(thread, mapping.range.start(), &mut code).is_ok()
-            && let Some(address) = arch::find(&code, mapping.range.start())
-        {
-            return Ok(address);
+/// Where a section of code leads that is to be begun anew whenever its thread is disturbed
+/// (rseq(2)), when `address` is in it. The kernel forgets the section as soon as it sees the thread
+/// run something else.
+fn aborted(tid: i32, address: u64) -> Option<u64> {
+    /// Of `rseq_cs` in `struct rseq`; of the fields of `struct rseq_cs`.
+    const SECTION: u64 = 8;
+    const START: u64 = 8;
+    let words = |from: u64, buffer: &mut [u8]| memory::read(tid, from, buffer).ok();
+    let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).ok();
+    let (mut section, mut fields) = ([0; 8], [0; 24]);
+    words(ptrace::rseq(tid)?.checked_add(SECTION)?, &mut section)?;
+    let section = Some(u64::from_ne_bytes(section)).filter(|&address| address != 0)?;
+    words(section.checked_add(START)?, &mut fields)?;
+    let (start, length, abort) = (word(&fields[..8])?, word(&fields[8..16])?, word(&fields[16..])?);
+    (address.wrapping_sub(start) < length).then_some(abort)
+}
+
+/// Memory of the target for the first code of the helper.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Unused bytes, [`arch::ROOM`], of executable memory.
+    room: u64,
+    /// An instruction for system calls.
+    instruction: u64,
+}
+
+impl Place {
+    /// In the vdso; where there is none, in an executable mapping of the loader or libc. What
+    /// a mapping's last page has behind its content is zeros, and stays as it was found
+    /// where an earlier command was killed.
+    fn find(target: &Target) -> anyhow::Result<Self> {
+        let text = target.maps()?;
+        let mut mappings: Vec<_> = maps::parse(&text)
+            .filter_map(Result::ok)
+            .filter(|m| m.prot == Prot::RX && !m.shared)
+            .collect();
+        mappings.sort_by_key(|m| (m.name != b"[vdso]", m.range.len()));
+        let thread = target.threads().first().copied().unwrap_or_default();
+        for mapping in mappings {
+            let mut code = vec![0; usize::try_from(mapping.range.len()).unwrap_or(0)];
+            if memory::read(thread, mapping.range.start(), &mut code).is_err() {
+                continue;
+            }
+            let page = code.len() - code.len().min(4096);
+            let slots = code[page..].rchunks_exact(arch::ROOM);
+            let free = slots.enumerate().find(|(_, slot)| slot.iter().all(|&b| b == 0));
+            if let Some((nth, _)) = free
+                && let Some(instruction) = arch::find(&code, mapping.range.start())
+            {
+                let room = mapping.range.end() - (nth as u64 + 1) * arch::ROOM as u64;
+                return Ok(Self { room, instruction });
+            }
         }
+        Err(failed(format!("process {} has no room for code in its vdso", target.pid)))
     }
-    Err(failed(format!("process {} has no instruction for system calls", target.pid)))
+
+    /// Takes away what was written, by a stopped thread.
+    fn clear(self, tid: i32) -> Result<(), Errno> {
+        ptrace::poke(tid, self.room, &[0; arch::ROOM])
+    }
 }

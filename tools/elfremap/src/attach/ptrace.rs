@@ -145,6 +145,33 @@ pub(super) fn set_registers(tid: i32, registers: &Registers) -> Result<(), Errno
     unsafe { request(libc::PTRACE_SETREGSET, tid, 1, data) }
 }
 
+/// Writes words into the memory of a stopped thread, whatever its rights there, as a debugger
+/// sets a breakpoint.
+pub(super) fn poke(tid: i32, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+    let mut at = usize::try_from(address).map_err(|_| Errno(libc::EFAULT))?;
+    for chunk in bytes.chunks(size_of::<usize>()) {
+        let mut word = [0; size_of::<usize>()];
+        word[..chunk.len()].copy_from_slice(chunk);
+        // SAFETY: `data` is the word itself.
+        unsafe { request(libc::PTRACE_POKEDATA, tid, at, usize::from_ne_bytes(word)) }?;
+        at += size_of::<usize>();
+    }
+    Ok(())
+}
+
+/// Where the thread has its `struct rseq` (rseq(2)); `None` when it has none, or the kernel does
+/// not tell (before Linux 5.13).
+pub(super) fn rseq(tid: i32) -> Option<u64> {
+    /// `PTRACE_GET_RSEQ_CONFIGURATION`, and `struct ptrace_rseq_configuration`.
+    const GET: libc::c_uint = 0x420f;
+    let mut found = [0u64; 3];
+    let size = size_of_val(&found);
+    let data = found.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes at most `size` bytes, to `found`.
+    unsafe { request(GET, tid, size, data) }.ok()?;
+    Some(found[0]).filter(|&address| address != 0)
+}
+
 fn child_signal() -> libc::sigset_t {
     let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset fills in the whole set, sigaddset then adds a valid signal.

@@ -7,9 +7,9 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(super) use aarch64::{ALIGNMENT, CODE, INSTRUCTION, RESUMED, Registers};
+pub(super) use aarch64::{ALIGNMENT, CODE, INSTRUCTION, RESUMED, ROOM, Registers, borrow};
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86_64::{ALIGNMENT, CODE, INSTRUCTION, RESUMED, Registers};
+pub(super) use x86_64::{ALIGNMENT, CODE, INSTRUCTION, RESUMED, ROOM, Registers, borrow};
 
 /// Where the instruction is in `code`, the bytes of executable memory at `start`.
 pub(super) fn find(code: &[u8], start: u64) -> Option<u64> {

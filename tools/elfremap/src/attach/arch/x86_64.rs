@@ -11,6 +11,45 @@ pub(in crate::attach) const ALIGNMENT: usize = 1;
 pub(in crate::attach) const CODE: [u8; 13] =
     [0x0f, 0x05, 0xb8, 0x3c, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05, 0x0f, 0x0b];
 
+/// The room that [`borrow`] takes.
+pub(in crate::attach) const ROOM: usize = 128;
+
+/// Code for a thread of the program that makes the helper, and for the helper until it has
+/// code of its own; and the place in it where the helper makes its calls. The thread executes a
+/// system call by its first instruction, takes up what it had in its registers, without use of
+/// its stack or its flags, and goes on where it was: also when nobody traces it any more.
+/// A call that has returned 0, as in a new thread, is followed by the end of [`CODE`].
+pub(in crate::attach) fn borrow(own: &Registers) -> (Vec<u8>, usize) {
+    let r = own.resumed().0;
+    // syscall; xchg %rax, %rcx; jrcxz 1f
+    let mut code = vec![0x0f, 0x05, 0x48, 0x91, 0xe3, 0];
+    let skip = code.len();
+    // movabs $..., %rax, %rcx, %rdx, %rsi, %rdi, %r8, %r9, %r10, %r11
+    let numbered = [
+        (0x48, 0, r.rax),
+        (0x48, 1, r.rcx),
+        (0x48, 2, r.rdx),
+        (0x48, 6, r.rsi),
+        (0x48, 7, r.rdi),
+        (0x49, 0, r.r8),
+        (0x49, 1, r.r9),
+        (0x49, 2, r.r10),
+        (0x49, 3, r.r11),
+    ];
+    for (prefix, number, value) in numbered {
+        code.extend([prefix, 0xb8 + number]);
+        code.extend(value.to_le_bytes());
+    }
+    // jmp *0(%rip), and the address.
+    code.extend([0xff, 0x25, 0, 0, 0, 0]);
+    code.extend(r.rip.to_le_bytes());
+    // 1: the helper's, from behind its first call.
+    code[skip - 1] = u8::try_from(code.len() + INSTRUCTION.len() - skip).unwrap_or(0);
+    let helper = code.len();
+    code.extend(CODE);
+    (code, helper)
+}
+
 /// Calls in which a thread may sleep and which the kernel resumes by itself, with the rest of
 /// their time, when the thread was stopped without a signal (signal(7)): poll, nanosleep,
 /// pause, wait4, select, flock, rt_sigsuspend, futex, clock_nanosleep, waitid, pselect6, ppoll.
@@ -63,9 +102,23 @@ impl Registers {
         args: [u64; 6],
     ) -> Self {
         let r = &mut self.0;
+        /// `X86_EFLAGS_TF`: a trap after each instruction.
+        const TRAP: u64 = 1 << 8;
         // Without a call in progress, the kernel has nothing to resume.
         (r.rip, r.rax, r.orig_rax) = (at, number, u64::MAX);
+        r.eflags &= !TRAP;
         [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9] = args;
+        self
+    }
+
+    /// The address of the next instruction.
+    pub(in crate::attach) const fn address(&self) -> u64 {
+        self.0.rip
+    }
+
+    /// The registers with which the thread goes on elsewhere.
+    pub(in crate::attach) const fn at(mut self, address: u64) -> Self {
+        self.0.rip = address;
         self
     }
 
@@ -149,6 +202,21 @@ mod tests {
         assert!(registers(0, 7).uninterrupted(true).is_none());
         assert!(registers(65, -4).uninterrupted(false).is_some());
         assert!(registers(3, -4).uninterrupted(true).is_none());
+    }
+
+    #[test]
+    fn the_borrowed_thread_takes_up_its_registers() {
+        let mut own = registers(u64::MAX, 0x1111);
+        own.0.rip = 0x1234_5678_9abc;
+        own.0.r11 = 0xbbbb;
+        let (code, helper) = borrow(&own);
+        assert!(code.len() <= ROOM);
+        assert_eq!(code[helper..], CODE);
+        // jrcxz leads to what follows the helper's instruction.
+        assert_eq!(6 + usize::from(code[5]), helper + INSTRUCTION.len());
+        assert_eq!(code[helper - 8..helper], 0x1234_5678_9abcu64.to_le_bytes());
+        let values = 0x1111u64.to_le_bytes();
+        assert_eq!(code[6..16], [&[0x48, 0xb8], &values[..]].concat());
     }
 
     #[test]

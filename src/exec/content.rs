@@ -1,11 +1,9 @@
 //! What the pages of a range hold, and how it gets into the huge pages that stand for it.
 
 use alloc::vec::Vec;
-use core::cell::OnceCell;
 
 use super::pagemap::{Content, Pagemap};
 use super::sys::{self, Fd};
-use super::userfault::Userfault;
 use crate::errno::Errno;
 use crate::facts::Backing;
 use crate::plan::{Move, Piece};
@@ -18,13 +16,11 @@ pub(super) struct Contents {
     pagemap: Pagemap,
     /// The object's file; without it all is read from memory.
     file: Option<Fd>,
-    /// Opened when first needed; `None` in it when it cannot be had.
-    userfault: OnceCell<Option<Userfault>>,
 }
 
 impl Contents {
     pub(super) const fn new(pagemap: Pagemap, file: Option<Fd>) -> Self {
-        Self { pagemap, file, userfault: OnceCell::new() }
+        Self { pagemap, file }
     }
 
     /// Whether all of `range` is mapped by huge entries; `None` where that is unknown.
@@ -53,70 +49,6 @@ impl Contents {
             }
         }
         Ok(())
-    }
-
-    /// Makes the huge pages of `staged`, which stands for the read-only range of `plan`
-    /// and is still empty, with the file's bytes in them, as far as whole pages of `size`
-    /// bytes equal the file. Returns those it has made; the others are as they were.
-    pub(super) fn make_from_file(&self, plan: &Move, staged: Range, size: u64) -> Vec<Range> {
-        let mut made = Vec::new();
-        let userfault = self.userfault.get_or_init(Userfault::open);
-        let (Some(file), Some(userfault)) = (&self.file, userfault) else { return made };
-        if userfault.register(staged).is_err() {
-            return made;
-        }
-        for piece in &plan.pieces {
-            let Backing::File(offset) = piece.backing else { continue };
-            let runs = self.pagemap.runs(piece.range).unwrap_or_default().into_iter();
-            let equal = runs.filter(|&(_, content)| content == Content::Backing);
-            let equal = equal.map(|(run, _)| run.align_in(size)).filter(|run| !run.is_empty());
-            for page in equal.flat_map(|run| run.blocks(size)) {
-                let offset = offset + (page.start() - piece.range.start());
-                let to = page.rebase(staged.start() + (page.start() - plan.range.start()));
-                // SAFETY: `to` is a page of the staging area, registered just now.
-                let make =
-                    |&to: &Range| unsafe { self.copy_file(userfault, file, offset, to) }.is_ok();
-                made.extend(to.filter(make));
-            }
-        }
-        // Should that fail, the kernel's populating a missing page is an error.
-        let _ = userfault.unregister(staged);
-        made
-    }
-
-    /// Makes the huge page `to` with the file's bytes from `offset` on. The mapping of the
-    /// file goes right afterwards, while what the kernel keeps of each of its pages is
-    /// still in the caches.
-    ///
-    /// # Safety
-    /// `to` is ours, registered, and one whole huge page.
-    unsafe fn copy_file(
-        &self,
-        userfault: &Userfault,
-        file: &Fd,
-        offset: u64,
-        to: Range,
-    ) -> Result<(), Errno> {
-        let from = sys::map_file(file, offset, to.len())?;
-        let copied = self.fault_in(from);
-        // SAFETY: the caller's promise.
-        let copied = copied.and_then(|()| unsafe { userfault.copy(to, from) });
-        // SAFETY: mapped here, and not used any more.
-        let _ = unsafe { sys::unmap(from) };
-        copied
-    }
-
-    /// Brings every page of a file's mapping into the page tables: for one that is missing
-    /// `UFFDIO_COPY` would copy all twice, by way of one more huge page.
-    fn fault_in(&self, range: Range) -> Result<(), Errno> {
-        /// What the kernel maps around a fault by default, but for some pages (those of
-        /// readahead, for example).
-        const FAULT_AROUND: u64 = 64 << 10;
-        sys::probe_readable(range, FAULT_AROUND)?;
-        match self.pagemap.is_present(range)? {
-            true => Ok(()),
-            false => sys::require_readable(range),
-        }
     }
 
     /// The last look at a writable range, with signals blocked and nothing else running:

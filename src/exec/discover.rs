@@ -137,14 +137,17 @@ fn mark_bti(areas: &mut [Area]) -> Result<(), Errno> {
 /// What of the object's blocks has attributes that somebody gave it
 /// ([`smaps::Entry::attributes`]).
 pub(super) fn with_attributes(object: &Object, block: u64) -> Result<Vec<Range>, Errno> {
+    /// About one entry.
+    const CHUNK: usize = 1024;
     let end = object.span().align_out(block).ok_or(Errno::EINVAL)?.end();
     let is_beyond = |line: &[u8]| maps::parse_line(line).is_some_and(|m| m.range.start() >= end);
     let mut text = Vec::new();
     let fd = Fd::read_only(c"/proc/self/smaps")?;
-    // The kernel counts pages as it is read: no further than to the object's end.
+    // The kernel counts pages as it is read: no further than to the object's end. It makes
+    // whole entries until there is enough for the buffer, and each costs as much as a file.
     loop {
         let start = text.len();
-        text.resize(start + 4096, 0);
+        text.resize(start + CHUNK, 0);
         let n = fd.read(text.get_mut(start..).unwrap_or_default());
         text.truncate(start + n.unwrap_or(0));
         let from = text.get(..start).unwrap_or_default().iter().rposition(|&b| b == b'\n');

@@ -64,23 +64,6 @@ impl Pagemap {
         Ok(runs)
     }
 
-    /// Whether every page of `range` is in the page tables.
-    pub(super) fn is_present(&self, range: Range) -> Result<bool, Errno> {
-        const PAGE_IS_PRESENT: u64 = 1 << 3;
-        let missing = Scan {
-            category_inverted: PAGE_IS_PRESENT,
-            category_mask: PAGE_IS_PRESENT,
-            max_pages: 1,
-            ..Scan::default()
-        };
-        if let Some((found, _)) = self.scan(range, missing) {
-            return Ok(found == 0);
-        }
-        let mut is_present = true;
-        self.entries(range, &mut |_, entry| is_present &= entry & PRESENT != 0)?;
-        Ok(is_present)
-    }
-
     /// Calls `each` with every page of `range` (whole pages) and its entry.
     fn entries(&self, range: Range, each: &mut dyn FnMut(Range, u64)) -> Result<(), Errno> {
         /// Entries read at a time: a block of 2 MiB. On the stack, since the allocator
@@ -162,27 +145,4 @@ struct Scan {
     category_mask: u64,
     category_anyof_mask: u64,
     return_mask: u64,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::sys;
-    use super::*;
-    use crate::prot::Prot;
-
-    #[test]
-    fn a_page_is_present_once_it_was_touched() {
-        let pagemap = Pagemap::open(4096).unwrap();
-        let range = sys::map(8 * 4096, Prot::RW, 0).unwrap();
-        let (first, rest) = (Range::with_len(range.start(), 4096).unwrap(), 7 * 4096);
-        let rest = Range::with_len(first.end(), rest).unwrap();
-        assert!(!pagemap.is_present(range).unwrap());
-        sys::advise(first, sys::MADV_POPULATE_WRITE).unwrap();
-        assert!(pagemap.is_present(first).unwrap() && !pagemap.is_present(range).unwrap());
-        assert!(!pagemap.is_present(rest).unwrap());
-        sys::advise(rest, sys::MADV_POPULATE_WRITE).unwrap();
-        assert!(pagemap.is_present(range).unwrap());
-        // SAFETY: mapped above, and not used any more.
-        unsafe { sys::unmap(range).unwrap() };
-    }
 }

@@ -255,20 +255,14 @@ impl<'a> Stager<'a> {
         }
         let read_only = !plan.is_writable();
         let mut all_huge = true;
-        let made = match source {
-            Source::Hugetlb(size) if read_only => self.contents.make_from_file(plan, staged, size),
-            _ => Vec::new(),
-        };
         for page in staged.blocks(source.size()) {
-            let is_made = made.contains(&page);
             match source {
-                Source::Hugetlb(_) if is_made => {}
                 Source::Hugetlb(_) => self.populate(page).map_err(|e| ("populate", e))?,
                 Source::Thp(_) => {
                     all_huge &= self.make_thp(page).map_err(|e| ("collapse", e))?;
                 }
             }
-            if read_only && !is_made {
+            if read_only {
                 let home = page.rebase(plan.range.start() + (page.start() - staged.start()));
                 // SAFETY: the page is ours, populated and writable, and stands for `home`.
                 unsafe { self.contents.copy(plan, home.unwrap_or_default(), page) }

@@ -354,17 +354,6 @@ pub unsafe fn unmap_private(start: *mut u8, len: usize) {
     let _ = unsafe { unmap(range.unwrap_or_default()) };
 }
 
-/// A new mapping of `len` bytes of a file, shared and read-only: the file's own pages,
-/// which neither a private copy nor a breakpoint of the kernel's can hide.
-pub(super) fn map_file(file: &Fd, offset: u64, len: u64) -> Result<Range, Errno> {
-    let (prot, flags) = (flag(libc::PROT_READ), flag(libc::MAP_SHARED));
-    // SAFETY: without MAP_FIXED nothing that exists is changed.
-    let start = unsafe {
-        call(libc::SYS_mmap, [0, word(len), prot, flags, flag(file.raw()), word(offset)])?
-    };
-    Range::with_len(start as u64, len).ok_or(Errno::ENOMEM)
-}
-
 /// A userfaultfd(2) that catches the kernel's own accesses too: by the system call, else
 /// from `/dev/userfaultfd` (Linux 6.1).
 pub(super) fn userfault_for_all() -> Result<Fd, Errno> {
@@ -379,15 +368,6 @@ pub(super) fn userfault_for_all() -> Result<Fd, Errno> {
         })?
     };
     Fd::from_raw(fd)
-}
-
-/// A userfaultfd(2) for faults of the process's own code alone, which takes no privilege
-/// (Linux 5.11).
-pub(super) fn userfault() -> Result<Fd, Errno> {
-    const UFFD_USER_MODE_ONLY: i32 = 1;
-    let flags = flag(libc::O_CLOEXEC | UFFD_USER_MODE_ONLY);
-    // SAFETY: a new descriptor changes nothing that exists.
-    Fd::from_raw(unsafe { call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0])? })
 }
 
 /// Major and minor number of the kernel (uname(2)). Newer ones may say that they are 2.6
@@ -498,24 +478,20 @@ pub(super) fn advise(range: Range, advice: i32) -> Result<(), Errno> {
 pub(super) fn require_readable(range: Range) -> Result<(), Errno> {
     match advise(range, MADV_POPULATE_READ) {
         // Not known before Linux 5.14.
-        Err(Errno::EINVAL) => probe_readable(range, SMALLEST_PAGE),
+        Err(Errno::EINVAL) => probe_readable(range),
         other => other,
     }
 }
 
-/// No page is smaller.
-const SMALLEST_PAGE: u64 = 4096;
-
-/// The same by process_vm_readv(2) on ourselves, of the first byte of every `stride`
-/// bytes and of the last byte. A page that is not mapped yet becomes so, and with it, for
-/// a file, its neighbours in the cache (the kernel's fault-around, 64 KiB).
-pub(super) fn probe_readable(range: Range, stride: u64) -> Result<(), Errno> {
+/// The same by process_vm_readv(2) on ourselves, of the first byte of every page.
+fn probe_readable(range: Range) -> Result<(), Errno> {
+    /// No page is smaller.
+    const STRIDE: u64 = 4096;
     /// At most `IOV_MAX` pieces in a call.
     const PIECES: usize = 256;
     let mut bytes = [0u8; PIECES];
     let pid = process_id() as usize;
     let mut remote = [[0usize; 2]; PIECES];
-    let last = range.end().saturating_sub(1);
     let mut at = range.start();
     while at < range.end() {
         let mut count = 0;
@@ -523,7 +499,7 @@ pub(super) fn probe_readable(range: Range, stride: u64) -> Result<(), Errno> {
             if at < range.end() {
                 *piece = [word(at), 1];
                 count += 1;
-                at = if at == last { range.end() } else { at.saturating_add(stride).min(last) };
+                at = at.saturating_add(STRIDE);
             }
         }
         let local = [bytes.as_mut_ptr().addr(), count];

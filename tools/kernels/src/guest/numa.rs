@@ -209,12 +209,10 @@ fn stop_at_populate<T>(
     result
 }
 
-/// Whether the call that `pid` is about to make populates a huge page: `UFFDIO_COPY`,
+/// Whether the call that `pid` is about to make populates a huge page:
 /// `MADV_POPULATE_WRITE`, or a read of one byte.
 fn is_populate(pid: Pid, size: PageSize) -> Result<bool> {
     const MADV_POPULATE_WRITE: u64 = 23;
-    /// `UFFDIO_COPY` of ioctl_userfaultfd(2).
-    const UFFDIO_COPY: u64 = 0xc028_aa03;
     /// `PTRACE_SYSCALL_INFO_ENTRY` of ptrace(2), Linux 5.3.
     const ENTRY: u8 = 1;
     let info = ptrace::syscall_info(pid)?;
@@ -225,9 +223,7 @@ fn is_populate(pid: Pid, size: PageSize) -> Result<bool> {
     let entry = unsafe { info.u.entry };
     let [_, length, advice, ..] = entry.args;
     let number = i64::try_from(entry.nr)?;
-    Ok(if number == libc::SYS_ioctl {
-        length == UFFDIO_COPY
-    } else if number == libc::SYS_madvise {
+    Ok(if number == libc::SYS_madvise {
         advice == MADV_POPULATE_WRITE && length >= size.bytes()
     } else {
         (number == libc::SYS_read || number == libc::SYS_pread64) && advice == 1

@@ -50,6 +50,13 @@ impl Pagemap {
     /// # Errors
     /// The kernel's; EIO when the process has ended.
     pub fn runs(&self, range: Range) -> Result<Vec<(Range, Content)>, Errno> {
+        if self.has_own(range) == Some(false) {
+            return Ok([(range, Content::Backing)].into());
+        }
+        self.runs_by_entries(range)
+    }
+
+    fn runs_by_entries(&self, range: Range) -> Result<Vec<(Range, Content)>, Errno> {
         let mut runs: Vec<(Range, Content)> = Vec::new();
         self.entries(range, &mut |page, entry| {
             let is_own = entry & (SWAPPED | GUARD) != 0 || entry & (PRESENT | OF_FILE) == PRESENT;
@@ -95,6 +102,24 @@ impl Pagemap {
         let huge = Scan { category_mask: PAGE_IS_HUGE, ..Scan::default() };
         let (found, first) = self.scan(range, huge)?;
         Some(found == 1 && first.start == range.start() && first.end == range.end())
+    }
+
+    /// Whether any page of `range` is the process's own: one call where the entries take one
+    /// for each block, and for most of a program's text there are none to look at. `None`
+    /// where the kernel cannot tell (before Linux 6.7).
+    fn has_own(&self, range: Range) -> Option<bool> {
+        const PAGE_IS_FILE: u64 = 1 << 2;
+        const PAGE_IS_PRESENT: u64 = 1 << 3;
+        /// Guard regions too: they are entries of the same kind.
+        const PAGE_IS_SWAPPED: u64 = 1 << 4;
+        let own = Scan {
+            category_inverted: PAGE_IS_FILE,
+            category_mask: PAGE_IS_FILE,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            max_pages: 1,
+            ..Scan::default()
+        };
+        Some(self.scan(range, own)?.0 > 0)
     }
 
     /// `PAGEMAP_SCAN`: how many regions of `range` (two at most) are what `scan` asks for,
@@ -145,4 +170,75 @@ struct Scan {
     category_mask: u64,
     category_anyof_mask: u64,
     return_mask: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sys;
+    use super::*;
+    use crate::prot::Prot;
+
+    const PAGE: u64 = 4096;
+
+    /// What a scan finds out at once is what the entries say page by page.
+    fn check(range: Range, own: &[u64]) {
+        let pagemap = Pagemap::open(PAGE).unwrap();
+        let slow = pagemap.runs_by_entries(range).unwrap();
+        assert_eq!(pagemap.runs(range).unwrap(), slow);
+        let is_own = |run: &&(Range, Content)| run.1 == Content::Own;
+        let pages = slow.iter().filter(is_own).flat_map(|(run, _)| run.blocks(PAGE));
+        let pages: Vec<u64> = pages.map(|page| (page.start() - range.start()) / PAGE).collect();
+        assert_eq!(pages, own);
+        if let Some(has_own) = pagemap.has_own(range) {
+            assert_eq!(has_own, !own.is_empty());
+        }
+    }
+
+    fn page_of(range: Range, index: u64) -> Range {
+        Range::with_len(range.start() + index * PAGE, PAGE).unwrap()
+    }
+
+    #[test]
+    fn a_page_of_a_file_is_own_once_it_was_written() {
+        let file = Fd::read_only(c"/proc/self/exe").unwrap();
+        let range = file.map(8 * PAGE, Prot::RW, libc::MAP_PRIVATE).unwrap();
+        check(range, &[]);
+        sys::advise(range, sys::MADV_POPULATE_READ).unwrap();
+        check(range, &[]);
+        for index in [5, 2] {
+            sys::advise(page_of(range, index), sys::MADV_POPULATE_WRITE).unwrap();
+            let own = if index == 5 { &[5][..] } else { &[2, 5] };
+            check(range, own);
+        }
+        // SAFETY: mapped above, and not used any more.
+        unsafe { sys::unmap(range).unwrap() };
+    }
+
+    #[test]
+    fn a_page_of_memory_is_own_once_it_was_touched() {
+        let range = sys::map(8 * PAGE, Prot::RW, 0).unwrap();
+        check(range, &[]);
+        sys::advise(page_of(range, 7), sys::MADV_POPULATE_WRITE).unwrap();
+        check(range, &[7]);
+        // SAFETY: mapped above, and not used any more.
+        unsafe { sys::unmap(range).unwrap() };
+    }
+
+    #[test]
+    fn a_guard_page_is_own() {
+        /// Linux 6.13; of a file's mapping 6.15.
+        const MADV_GUARD_INSTALL: usize = 102;
+        let file = Fd::read_only(c"/proc/self/exe").unwrap();
+        let of_file = file.map(8 * PAGE, Prot::READ, libc::MAP_PRIVATE).unwrap();
+        for range in [sys::map(8 * PAGE, Prot::RW, 0).unwrap(), of_file] {
+            let (start, len) = (sys::word(page_of(range, 3).start()), sys::word(PAGE));
+            let args = [start, len, MADV_GUARD_INSTALL, 0, 0, 0];
+            // SAFETY: the mapping is the test's own, and nobody reads the page.
+            if unsafe { sys::call(libc::SYS_madvise, args) }.is_ok() {
+                check(range, &[3]);
+            }
+            // SAFETY: mapped above, and not used any more.
+            unsafe { sys::unmap(range).unwrap() };
+        }
+    }
 }

@@ -300,7 +300,7 @@ fn remap(job: &Job, off_pool: Option<OffPool>) -> Result<Report, Trouble> {
 /// The machine's default size is no guide: it may be 1 GiB, which no program fills, or
 /// 32 MiB (arm64 with 16 KiB pages), which few fill.
 fn block_size(policy: &Policy, offer: &Offer, process: &Process, len: u64) -> Result<u64, Trouble> {
-    let is_offered = |size| offer.sizes.contains(&size) || offer.thp == Some(size);
+    let is_offered = |size| offer.sizes.contains(&size) || offer.thp() == Some(size);
     if let Some(size) = policy.page_size {
         return if is_offered(size) { Ok(size) } else { Err(Trouble::PageSize(offer.clone())) };
     }
@@ -313,11 +313,11 @@ fn block_size(policy: &Policy, offer: &Offer, process: &Process, len: u64) -> Re
     if let Some(size) = process.best_block(policy, offer).map_err(trouble)? {
         return Ok(size);
     }
-    match offer.thp {
+    match offer.thp() {
         Some(size) if size != BLOCK && process.fits(size, policy).map_err(trouble)? => Ok(size),
         _ if is_offered(BLOCK) => Ok(BLOCK),
         _ => {
-            let larger = offer.sizes.iter().copied().chain(offer.thp).filter(|&s| s > BLOCK);
+            let larger = offer.sizes.iter().copied().chain(offer.thp()).filter(|&s| s > BLOCK);
             larger.min().ok_or(Trouble::NoHugePages)
         }
     }

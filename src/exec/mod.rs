@@ -27,7 +27,7 @@ use elfremap_critical::{Op, run};
 
 use crate::errno::Errno;
 use crate::facts::{Facts, Object};
-use crate::hugepage::{Files, PageSize, ThpMode, meminfo, pool, thp};
+use crate::hugepage::{PageSize, pool};
 use crate::plan::{self, Left, Move, Plan, Reason, Refusal};
 use crate::policy::Policy;
 use crate::range::Range;
@@ -47,28 +47,14 @@ pub use sys::{
 };
 
 /// What the machine offers. Where sysfs cannot be read (a chroot without it),
-/// `/proc/meminfo` tells of the default size, and of transparent huge pages by its line
-/// for them; their size is then taken to be 2 MiB.
+/// `/proc/meminfo` tells of the default size.
 #[must_use]
 pub fn offer() -> Offer {
     let mut sizes = pool::sizes(&Machine).unwrap_or_default();
     if sizes.is_empty() {
         sizes.extend(pool::default_size(&Machine).ok().flatten());
     }
-    let thp = thp::read(&Machine).ok().flatten();
-    let size = match thp {
-        Some(thp) => Some(thp.size.unwrap_or(PageSize::SIZE_2M)),
-        None => {
-            let mut text = Vec::new();
-            let read = Machine.read("/proc/meminfo", &mut text).unwrap_or(false);
-            (read && meminfo::bytes(&text, "AnonHugePages").is_some()).then_some(PageSize::SIZE_2M)
-        }
-    };
-    Offer {
-        sizes: sizes.into_iter().map(PageSize::bytes).collect(),
-        thp: size.map(PageSize::bytes),
-        thp_never: thp.is_some_and(|thp| thp.mode == ThpMode::Never),
-    }
+    Offer::new(sizes.into_iter().map(PageSize::bytes).collect())
 }
 
 /// Whether the pool of pages of `size` bytes holds none and may not grow.
@@ -300,16 +286,17 @@ impl Work<'_> {
     /// Tries one source after the other.
     fn try_move(&mut self, range: &Move, report: &mut Report) -> Option<Source> {
         let offer = self.stager.offer;
-        let sources = stage::ladder(range, self.facts.block, offer);
-        if sources.is_empty() && offer.thp.is_some_and(|size| size > self.facts.block) {
-            let Move { range, bytes, .. } = *range;
-            report.left.push(Left { range, reason: Reason::ThpSize, bytes });
-        }
-        for source in sources {
+        let mut has_source = false;
+        for source in stage::ladder(range, self.facts.block, offer) {
+            has_source = true;
             match self.try_source(range, source) {
                 Ok(()) => return Some(source),
                 Err(shortage) => report.shortages.push((range.range, shortage)),
             }
+        }
+        if !has_source && offer.thp().is_some_and(|size| size > self.facts.block) {
+            let Move { range, bytes, .. } = *range;
+            report.left.push(Left { range, reason: Reason::ThpSize, bytes });
         }
         // The claims are still there, or gone with the range; either way the gaps are
         // as free as they were.

@@ -533,7 +533,7 @@ fn the_model_agrees_with_the_kernel() {
             bytes: ClassBytes::default(),
             backend: Backend::Thp,
         };
-        let offer = stage::Offer { sizes: Vec::new(), thp: Some(HUGE), thp_never: false };
+        let offer = stage::Offer::new(Vec::new());
         let contents = content::Contents::new(pagemap::Pagemap::open(PAGE).unwrap(), None);
         let mut stager = stage::Stager::new(PAGE, &offer, &Policy::default(), contents);
         let ready = stager.stage(&range, Source::Thp(HUGE), false).unwrap();

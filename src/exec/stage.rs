@@ -1,14 +1,16 @@
 //! Stage: everything that can fail, before anything of the program is touched.
 
 use alloc::vec::Vec;
+use core::cell::OnceCell;
 
 use super::content::Contents;
 use super::discover::{map_aligned, mappings_in};
 use super::numa::Binding;
 use super::program::{Populate, Source, Staged, Way};
-use super::sys::{self, Fd, MADV_COLLAPSE, MADV_POPULATE_WRITE};
+use super::sys::{self, Fd, MADV_COLLAPSE, MADV_POPULATE_WRITE, Machine};
 use super::verify::require_thp;
 use crate::errno::Errno;
+use crate::hugepage::{Files, PageSize, ThpMode, meminfo, thp};
 use crate::plan::Move;
 use crate::policy::{Backend, Policy, Strategy};
 use crate::prot::Prot;
@@ -19,10 +21,46 @@ use crate::range::Range;
 pub struct Offer {
     /// Huge page sizes for `MAP_HUGETLB`, ascending.
     pub sizes: Vec<u64>,
-    /// Size of a transparent huge page; `None` when the kernel has none.
-    pub thp: Option<u64>,
+    /// `None` in it when the kernel has none.
+    thp: OnceCell<Option<Thp>>,
+}
+
+/// Transparent huge pages, as far as a move needs to know of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Thp {
+    pub(super) size: u64,
     /// Whether the machine's mode for them is `never`.
-    pub thp_never: bool,
+    pub(super) is_never: bool,
+}
+
+impl Offer {
+    pub(super) fn new(sizes: Vec<u64>) -> Self {
+        Self { sizes, thp: OnceCell::new() }
+    }
+
+    /// Size of a transparent huge page; `None` when the kernel has none. Read when first asked
+    /// for: what the pool serves needs none of it.
+    #[must_use]
+    pub fn thp(&self) -> Option<u64> {
+        self.transparent().map(|thp| thp.size)
+    }
+
+    fn transparent(&self) -> Option<Thp> {
+        *self.thp.get_or_init(read_thp)
+    }
+}
+
+/// Where sysfs cannot be read, `/proc/meminfo` tells of transparent huge pages by its line
+/// for them; their size is then taken to be 2 MiB.
+fn read_thp() -> Option<Thp> {
+    if let Some(thp) = thp::read(&Machine).ok().flatten() {
+        let size = thp.size.unwrap_or(PageSize::SIZE_2M).bytes();
+        return Some(Thp { size, is_never: thp.mode == ThpMode::Never });
+    }
+    let mut text = Vec::new();
+    let read = Machine.read("/proc/meminfo", &mut text).unwrap_or(false);
+    let are_there = read && meminfo::bytes(&text, "AnonHugePages").is_some();
+    are_there.then_some(Thp { size: PageSize::SIZE_2M.bytes(), is_never: false })
 }
 
 /// What could not be had, and where.
@@ -40,24 +78,19 @@ pub struct Shortage {
 const MOVES_HUGETLB: (u32, u32) = (5, 16);
 
 /// The sources to try for a range, best first.
-#[must_use]
-pub fn ladder(plan: &Move, block: u64, offer: &Offer) -> Vec<Source> {
+pub fn ladder(plan: &Move, block: u64, offer: &Offer) -> impl Iterator<Item = Source> {
     /// The size that is tried when a larger one cannot be had.
     const FALLBACK: u64 = 2 << 20;
-    let mut rungs = Vec::new();
-    if plan.wants_hugetlb() {
-        rungs.push(Source::Hugetlb(block));
-        if block > FALLBACK && offer.sizes.contains(&FALLBACK) {
-            rungs.push(Source::Hugetlb(FALLBACK));
-        }
-    }
-    let thp = match plan.backend {
-        Backend::Auto => !offer.thp_never,
-        Backend::Thp => true,
-        Backend::Hugetlb => false,
-    };
-    rungs.extend(offer.thp.filter(|&size| thp && size <= block).map(Source::Thp));
-    rungs
+    let wants_pool = plan.wants_hugetlb();
+    let falls_back = wants_pool && block > FALLBACK && offer.sizes.contains(&FALLBACK);
+    let pool = [wants_pool.then_some(block), falls_back.then_some(FALLBACK)];
+    let backend = plan.backend;
+    let thp = core::iter::once_with(move || {
+        let thp = (backend != Backend::Hugetlb).then(|| offer.transparent()).flatten();
+        thp.filter(|thp| thp.size <= block && !(thp.is_never && backend == Backend::Auto))
+    });
+    let pool = pool.into_iter().flatten().map(Source::Hugetlb);
+    pool.chain(thp.flatten().map(|thp| Source::Thp(thp.size)))
 }
 
 /// Tools for staging, opened once.

@@ -4,6 +4,7 @@ use crate::with_pool;
 use anyhow::{Context, Result, bail, ensure};
 use elfremap_tests::attach::{Subject, build, elfremap, subject, succeed};
 use elfremap_tests::image::Class;
+use elfremap_tests::lab::wait_until;
 use elfremap_tests::library::{copy_program, tool};
 use elfremap_tests::outcome::{Skip, trial};
 use elfremap_tests::run::{Output, Run};
@@ -15,7 +16,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
@@ -27,6 +28,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("refusals::no_such_process", no_such_process),
         trial("refusals::kernel_threads_and_zombies", kernel_threads_and_zombies),
         trial("refusals::already_traced", already_traced),
+        trial("refusals::traced_by_gdb", traced_by_gdb),
+        trial("refusals::frozen", frozen),
         trial("refusals::another_machine", another_machine),
         trial("refusals::too_small", too_small),
         trial("refusals::dry_run_touches_nothing", dry_run),
@@ -96,6 +99,56 @@ fn already_traced() -> Result<()> {
     result?;
     subject.expect_untouched()?;
     subject.finish().map(drop)
+}
+
+/// gdb goes on with the program as if nobody had asked.
+fn traced_by_gdb() -> Result<()> {
+    let subject = Subject::start(&Run::new(subject("gcc", &[])?).arg("caller"))?;
+    let pid = subject.pid().to_string();
+    let run = Run::new("gdb").args(["-nx", "-q", "-ex", "set debuginfod enabled off", "-p", &pid]);
+    let mut gdb = run.start_waiting()?;
+    let status = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    wait_until(|| Ok(!status().contains("TracerPid:\t0\n")))?;
+    both(subject.pid(), 3, &["already traced", "(gdb)"])?;
+    gdb.write("print stop + 42\ndetach\nquit\n")?;
+    let output = gdb.finish()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success() && said.contains("$1 = 42"), "{}: {said}", output.status);
+    wait_until(|| Ok(status().contains("TracerPid:\t0\n")))?;
+    subject.expect_untouched()?;
+    subject.finish().map(drop)
+}
+
+/// The freezer's group, gone in the end with whoever was in it thawed.
+struct Frozen(PathBuf);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
+    }
+}
+
+/// A frozen program can't be stopped: given up after the time.
+fn frozen() -> Result<()> {
+    let directory = Path::new("/sys/fs/cgroup/freezer").join(format!("a{}", std::process::id()));
+    if fs::create_dir(&directory).is_err() {
+        return Err(Skip::because("needs root and the freezer of cgroup v1"));
+    }
+    let result = (|| {
+        let run = Run::new(subject("gcc", &[])?).args(["caller", "nanosleep"]).group(&directory);
+        let subject = Subject::start(&run)?;
+        let frozen = Frozen(directory.clone());
+        fs::write(directory.join("freezer.state"), "FROZEN")?;
+        let state = || fs::read_to_string(directory.join("freezer.state")).unwrap_or_default();
+        wait_until(|| Ok(state().trim() == "FROZEN"))?;
+        let output = elfremap(&["attach", &subject.pid().to_string(), "--timeout", "1"])?;
+        expect(&output, 1, &["did not stop in time"])?;
+        drop(frozen);
+        subject.expect_untouched()?;
+        subject.finish().map(drop)
+    })();
+    wait_until(|| Ok(fs::remove_dir(&directory).is_ok()))?;
+    result
 }
 
 fn another_machine() -> Result<()> {

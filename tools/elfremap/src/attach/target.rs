@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use elfremap::hugepage::number;
 
 use super::{failed, not_permitted, refused};
-use crate::elf::{FileSource, Image};
+use crate::elf::{FileSource, Image, Source};
 use crate::process::{Process, ProcessError};
 
 /// A process that may be attached to.
@@ -66,12 +66,11 @@ impl Target {
         let Ok(source) = FileSource::open(&PathBuf::from(format!("/proc/{thread}/exe"))) else {
             return Ok(());
         };
-        match Image::read(&source) {
-            Ok(image) if !image.is_native() => {
-                let what = crate::elf::machine_name(image.machine, image.class);
+        match foreign(&source) {
+            Some(what) => {
                 Err(refused(format!("process {} runs a program for {what}", self.pid), None))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -96,18 +95,7 @@ impl Target {
         };
         let (own, others) = (nix::unistd::getuid().to_string(), user(&pid.to_string()));
         let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-        let why = match (others, scope.trim()) {
-            (Some(others), _) if others != own => {
-                format!("it belongs to user {others}, and CAP_SYS_PTRACE is missing here")
-            }
-            (_, scope @ ("1" | "2")) => {
-                format!("kernel.yama.ptrace_scope is {scope}, and CAP_SYS_PTRACE is missing here")
-            }
-            (_, "3") => "kernel.yama.ptrace_scope is 3: nobody may, until the next boot".into(),
-            _ => "it is not dumpable, has capabilities of its own, or a security module \
-                  forbids it; CAP_SYS_PTRACE is missing here"
-                .into(),
-        };
+        let why = why_forbidden(&own, others.as_deref(), scope.trim());
         not_permitted(
             format!("not permitted to trace process {pid}: {why}"),
             Some(format!("sudo elfremap attach {pid}")),
@@ -157,6 +145,29 @@ impl Target {
         ["Max address space", "Max data size"]
             .iter()
             .any(|name| of(name).is_some_and(|rest| !rest.trim_start().starts_with("unlimited")))
+    }
+}
+
+/// The machine that a program is for, when it is another one.
+fn foreign(source: &impl Source) -> Option<String> {
+    let image = Image::read(source).ok().filter(|image| !image.is_native())?;
+    Some(crate::elf::machine_name(image.machine, image.class))
+}
+
+/// Why the kernel may refuse a process of user `others` to user `own`; `scope` is the
+/// setting of Yama, empty where there is no Yama.
+fn why_forbidden(own: &str, others: Option<&str>, scope: &str) -> String {
+    match (others, scope) {
+        (Some(others), _) if others != own => {
+            format!("it belongs to user {others}, and CAP_SYS_PTRACE is missing here")
+        }
+        (_, "1" | "2") => {
+            format!("kernel.yama.ptrace_scope is {scope}, and CAP_SYS_PTRACE is missing here")
+        }
+        (_, "3") => "kernel.yama.ptrace_scope is 3: nobody may, until the next boot".into(),
+        _ => "it is not dumpable, has capabilities of its own, or a security module \
+              forbids it; CAP_SYS_PTRACE is missing here"
+            .into(),
     }
 }
 
@@ -222,4 +233,45 @@ pub(super) fn turns(tid: i32) -> Option<u64> {
     let status = Status::read(tid)?;
     let switches = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
     switches.iter().map(|name| status.number(name)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that loads nothing: one program header, of type `PT_NULL`.
+    fn program(class: u8, machine: u16) -> Vec<u8> {
+        let (size, entry, offset) = if class == 1 { (52u8, 32u8, 28) } else { (64, 56, 32) };
+        let mut bytes = vec![0; usize::from(size) + usize::from(entry)];
+        bytes[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1, 1]);
+        bytes[16..21].copy_from_slice(&[2, 0, machine.to_le_bytes()[0], 0, 1]);
+        bytes[offset] = size;
+        let sizes = usize::from(size) - 12;
+        bytes[sizes..sizes + 5].copy_from_slice(&[size, 0, entry, 0, 1]);
+        bytes
+    }
+
+    #[test]
+    fn programs_for_other_machines_are_told() {
+        let of = |class, machine| foreign(&program(class, machine));
+        assert_eq!(of(1, 62).as_deref(), Some("x32"));
+        assert_eq!(of(1, 3).as_deref(), Some("i386"));
+        let (own, other) = if cfg!(target_arch = "aarch64") {
+            (183, (62, "x86-64"))
+        } else {
+            (62, (183, "arm64"))
+        };
+        assert_eq!(of(2, own), None);
+        assert_eq!(of(2, other.0).as_deref(), Some(other.1));
+    }
+
+    #[test]
+    fn what_forbids_is_named() {
+        let why = |others, scope| why_forbidden("1000", others, scope);
+        assert!(why(Some("0"), "1").starts_with("it belongs to user 0, and CAP_SYS_PTRACE"));
+        assert!(why(Some("1000"), "1").starts_with("kernel.yama.ptrace_scope is 1, and CAP"));
+        assert!(why(Some("1000"), "3").contains("until the next boot"));
+        assert!(why(Some("1000"), "").starts_with("it is not dumpable"));
+        assert!(why(None, "0").starts_with("it is not dumpable"));
+    }
 }

@@ -111,6 +111,7 @@ impl Variants {
                 format!("cannot read the rival `{text}`: not NAME=PATH[,ENV=VALUE...]")
             })?;
         ensure!(!name.is_empty(), "cannot read the rival `{text}`: the name is empty");
+        ensure!(!name.contains('/'), "cannot read the rival `{text}`: a `/` in the name");
         let path = Path::new(path)
             .canonicalize()
             .with_context(|| format!("cannot find the library of the rival {name}: {path}"))?;
@@ -120,7 +121,7 @@ impl Variants {
             .with_context(|| format!("cannot read the environment of the rival `{text}`"))?;
         Ok(Variant {
             name: name.into(),
-            preload: vec![self.control.clone(), self.copy(&path)?],
+            preload: vec![self.control.clone(), self.copy(name, &path)?],
             env,
             needs_pool: false,
             stamps: true,
@@ -142,7 +143,7 @@ impl Variants {
         let env = [("HUGETLB_ELFMAP", "RW"), ("HUGETLB_FORCE_ELFMAP", "yes")];
         Ok(Some(Variant {
             name: LIBHUGETLBFS.into(),
-            preload: vec![self.control.clone(), self.copy(&path)?],
+            preload: vec![self.control.clone(), self.copy(LIBHUGETLBFS, &path)?],
             env: env.map(|(k, v)| (k.into(), v.into())).into(),
             needs_pool: true,
             stamps: true,
@@ -150,8 +151,13 @@ impl Variants {
         }))
     }
 
-    fn copy(&self, library: &Path) -> Result<PathBuf> {
-        let copy = self.work.join(library.file_name().unwrap_or_default());
+    /// In a folder of the variant's own: two libraries may have the same file name, a build of
+    /// elfremap and another one of it, for example.
+    fn copy(&self, variant: &str, library: &Path) -> Result<PathBuf> {
+        let folder = self.work.join(format!("library-{variant}"));
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+        let copy = folder.join(library.file_name().unwrap_or_default());
         fs::copy(library, &copy)
             .with_context(|| format!("cannot copy {} to {}", library.display(), copy.display()))?;
         Ok(copy)
@@ -213,11 +219,17 @@ mod tests {
         let copies = work.join("copies");
         fs::create_dir(&copies).unwrap();
         let rival = variants(&copies).rival(&text).unwrap();
-        let copy = copies.join("given.so");
+        let copy = copies.join("library-other/given.so");
         assert_eq!(rival.preload, [Path::new("/c.so"), &copy]);
-        assert_eq!(fs::read(&copy).unwrap(), b"x");
+        let second = work.join("second");
+        fs::create_dir(&second).unwrap();
+        fs::write(second.join("given.so"), "y").unwrap();
+        variants(&copies).rival(&format!("second={}/given.so", second.display())).unwrap();
+        assert_eq!(fs::read(&copy).unwrap(), b"x", "the second has the same file name");
         assert_eq!(rival.env, [("A".into(), "1".into()), ("B".into(), "x=y".into())]);
-        for wrong in ["other", "=/dev/null", "other=/no/such/file", "other=/dev/null,A"] {
+        for wrong in
+            ["other", "=/dev/null", "a/b=/dev/null", "other=/no/such/file", "other=/dev/null,A"]
+        {
             assert!(variants(&copies).rival(wrong).is_err(), "{wrong}");
         }
         fs::remove_dir_all(&work).unwrap();

@@ -21,12 +21,13 @@ use std::process::Command;
 const SECTION: &str = "elfremap_critical";
 
 /// All that the library may export.
-const EXPORTS: [&str; 14] = [
+const EXPORTS: [&str; 15] = [
     "elfremap_report",
     // What it wraps.
     "__register_atfork",
     "_Fork",
     "clone",
+    "fork",
     "madvise",
     "mlock",
     "mlock2",

@@ -14,17 +14,21 @@
 //! - It has several and the kernel does not grant what makes them wait (privileges that
 //!   were dropped since the start): as with one thread, and when a page is lost to a thread
 //!   that wrote to it while the child was copying, and the pool was empty, the child
-//!   leaves at once with status [`LOST`]: never a signal, never a wrong byte.
+//!   leaves at once with status [`LOST`], and the fork fails with ENOMEM: never a signal,
+//!   never a wrong byte.
 //!
 //! fork(3), forkpty(3), daemon(3) come here as fork handlers; `_Fork` and clone(2) without
-//! `CLONE_VM` by wrappers. vfork(2) and posix_spawn(3) share memory and need nothing. A
+//! `CLONE_VM` by wrappers. fork(3) has a wrapper too, for its result; the two that call it within
+//! libc see a child that left. vfork(2) and posix_spawn(3) share memory and need nothing. A
 //! clone(2) made through syscall(2) is not seen.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use core_lib::exec::guard::{Pipe, is_single_threaded, leave, to_small_pages};
+use core_lib::exec::guard::{
+    Pipe, is_single_threaded, leave, thread_id, to_small_pages, wait_for_child,
+};
 
 use crate::pool::{self, guards_fork, with_table};
 use crate::symbols::Function;
@@ -32,6 +36,35 @@ use crate::wrappers::{fail, next};
 
 /// The status of a child that could not be given its memory.
 const LOST: u8 = 127;
+
+/// The threads whose child was lost and whose fork has not returned yet; 0 for none. (With no
+/// place left the fork succeeds, with a child that has left.)
+static LOSERS: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
+
+fn replace_loser(old: usize, new: usize) -> bool {
+    let replace = |slot: &AtomicUsize| {
+        slot.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    };
+    LOSERS.iter().any(replace)
+}
+
+/// Whether this thread's last fork lost its child; asks once.
+fn has_lost() -> bool {
+    match thread_id() {
+        // A filter forbids to ask.
+        0 => false,
+        own => replace_loser(own, 0),
+    }
+}
+
+/// A fork as its caller is to see it: one that lost its child has failed.
+fn outcome(pid: libc::pid_t) -> libc::pid_t {
+    if pid != 0 && guards_fork() && has_lost() && pid > 0 {
+        wait_for_child(pid);
+        return fail(libc::ENOMEM);
+    }
+    pid
+}
 
 type Handler = extern "C" fn();
 type Register =
@@ -82,6 +115,8 @@ extern "C" fn register_atfork(
 extern "C" fn prepare() {
     if guards_fork() {
         let mask = pool::lock();
+        // One within libc, whose caller did not ask.
+        has_lost();
         // SAFETY: the lock is held, until `parent` or `child`.
         unsafe {
             with_table(|table| {
@@ -107,7 +142,9 @@ extern "C" fn parent() {
         // SAFETY: the lock is held since `prepare`.
         let mask = unsafe {
             with_table(|table| {
-                let _ = table.pipe.take().map(Pipe::wait);
+                if table.pipe.take().is_some_and(|pipe| !pipe.wait()) {
+                    replace_loser(0, thread_id());
+                }
                 table.step_back();
                 table.mask
             })
@@ -140,15 +177,27 @@ extern "C" fn child() {
     }
 }
 
+type Fork = extern "C" fn() -> libc::pid_t;
+
+/// fork(3), which runs the handlers.
+#[unsafe(export_name = "fork")]
+extern "C" fn fork() -> libc::pid_t {
+    match next(Function::Fork) {
+        0 => fail(libc::ENOSYS),
+        // SAFETY: this is what libc defines under that name.
+        fork => outcome(unsafe { core::mem::transmute::<usize, Fork>(fork) }()),
+    }
+}
+
 /// `_Fork` (glibc 2.34), which runs no handlers.
 #[unsafe(export_name = "_Fork")]
 extern "C" fn fork_only() -> libc::pid_t {
-    let fork = next(Function::Fork);
+    let fork = next(Function::ForkOnly);
     if fork == 0 {
         return fail(libc::ENOSYS);
     }
     // SAFETY: this is what libc defines under that name.
-    let fork = unsafe { core::mem::transmute::<usize, extern "C" fn() -> libc::pid_t>(fork) };
+    let fork = unsafe { core::mem::transmute::<usize, Fork>(fork) };
     prepare();
     let pid = fork();
     if pid == 0 {
@@ -156,7 +205,7 @@ extern "C" fn fork_only() -> libc::pid_t {
     } else {
         parent()
     }
-    pid
+    outcome(pid)
 }
 
 type Start = extern "C" fn(*mut c_void) -> c_int;

@@ -22,12 +22,13 @@ pub(crate) enum Function {
     Mlock,
     Mlock2,
     Fork,
+    ForkOnly,
     Clone,
     RegisterAtfork,
 }
 
 /// How many they are.
-pub(crate) const COUNT: usize = 13;
+pub(crate) const COUNT: usize = 14;
 
 /// Their names, in the same order.
 const NAMES: [&[u8]; COUNT] = [
@@ -41,6 +42,7 @@ const NAMES: [&[u8]; COUNT] = [
     b"posix_madvise",
     b"mlock",
     b"mlock2",
+    b"fork",
     b"_Fork",
     b"clone",
     b"__register_atfork",

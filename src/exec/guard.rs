@@ -239,7 +239,13 @@ pub fn leave(status: u8) -> ! {
     sys::exit_group(status)
 }
 
-pub use sys::{futex_wait, futex_wake};
+/// Waits for the end of a child that has nothing to tell. (Another thread of the program's that
+/// waits for any child may be told of it first.)
+pub fn wait_for_child(pid: libc::pid_t) {
+    sys::reap(pid);
+}
+
+pub use sys::{futex_wait, futex_wake, thread_id};
 
 /// Makes a system call; what the kernel returns.
 ///

@@ -577,15 +577,30 @@ pub(super) fn current_break() -> Result<u64, Errno> {
 /// Copies `from` of this process to `to` through `/proc/self/mem`: a page that is not
 /// there is an error and no signal. (process_vm_readv(2) would do the same, but it pins
 /// the pages, and to pin a page that is shared with a parent takes a page of the pool,
-/// Linux 5.19.) Without `/proc` the memory is read as it is.
+/// Linux 5.19.) A process that has changed its user may not open that file, and there may be
+/// no `/proc`: process_vm_writev(2) to itself pins what it writes to, and no page that it reads.
+/// Where a filter forbids that as well, the memory is read as it is.
 ///
 /// # Safety
-/// `to` is ours, writable and as long as `from`; nobody takes pages of `from` away.
+/// `to` is ours, writable and as long as `from`; without both ways nobody takes pages of `from`
+/// away.
 pub(super) unsafe fn read_own(to: Range, from: Range) -> Result<(), Errno> {
+    let whole = |read: usize| match read as u64 == from.len() {
+        true => Ok(()),
+        false => Err(Errno(libc::EFAULT)),
+    };
     if let Ok(memory) = Fd::read_only(c"/proc/self/mem") {
         // SAFETY: the caller's promise.
-        let read = unsafe { memory.read_at_address(to, from.start())? };
-        return if read as u64 == from.len() { Ok(()) } else { Err(Errno(libc::EFAULT)) };
+        return whole(unsafe { memory.read_at_address(to, from.start())? });
+    }
+    let piece = |range: Range| [word(range.start()), word(range.len())];
+    let (local, remote) = (piece(from), piece(to));
+    let [local, remote] = [(&raw const local).addr(), (&raw const remote).addr()];
+    let args = [process_id() as usize, local, 1, remote, 1, 0];
+    // SAFETY: one piece each, of which the kernel writes to `to` alone.
+    match unsafe { call(libc::SYS_process_vm_writev, args) } {
+        Err(Errno(libc::ENOSYS | libc::EPERM | libc::EACCES)) => {}
+        other => return other.and_then(whole),
     }
     advise(from, MADV_POPULATE_READ)?;
     // SAFETY: the caller's promise; every page could be read just now.
@@ -634,6 +649,12 @@ pub(super) fn wait_for(child: usize) -> Result<i32, Errno> {
     // SAFETY: `status` is written, nothing else.
     unsafe { call(libc::SYS_wait4, args)? };
     Ok(status)
+}
+
+/// Waits for the end of a child of fork(2), whatever it is, unless somebody else has.
+pub(super) fn reap(child: i32) {
+    // SAFETY: nothing is written.
+    let _ = retry(|| unsafe { call(libc::SYS_wait4, [flag(child), 0, 0, 0, 0, 0]) });
 }
 
 /// Has the kernel write no core file of this process (RLIMIT_CORE 0).
@@ -758,7 +779,7 @@ pub fn process_id() -> u32 {
 }
 
 /// The thread's number; 0, which tgkill(2) refuses, when a filter forbids to ask.
-pub(super) fn thread_id() -> usize {
+pub fn thread_id() -> usize {
     // SAFETY: gettid(2) has no precondition.
     unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0)
 }

@@ -23,6 +23,7 @@ fn main() {
         trial("fork::unguarded_children_die", unguarded_children_die),
         trial("fork::thp_needs_no_guard", thp_needs_no_guard),
         trial("fork::code_in_a_file", code_in_a_file),
+        trial("fork::fails_when_the_child_cannot_have_its_pages", lost_children),
         trial("calls::hugetlb", || calls("hugetlb", 0)),
         trial("calls::hugetlb_with_writing_threads", || calls("hugetlb", 8)),
         trial("calls::auto", || calls("auto", 0)),
@@ -122,6 +123,39 @@ fn single_threaded() -> Result<()> {
 
 fn with_writing_threads() -> Result<()> {
     passed(&run_with_empty_pool(&forks(1000, 8, "hugetlb")?)?)
+}
+
+/// A server that was started by root, has threads, and has given up its privileges: nothing makes
+/// the threads wait. Their writes take pages away from a child that is still copying: that fork
+/// fails, with ENOMEM, and the others are as ever.
+fn lost_children() -> Result<()> {
+    let run = Run::new(build("lost", "lost", &[])?).arg("200").env("ELFREMAP_BACKEND", "hugetlb");
+    let run = run.aslr_off();
+    let mut host = Host::lock()?;
+    host.unprivileged_userfaultfd(false)?;
+    host.pages(AMPLE)?;
+    let mut plain = run.start_waiting()?;
+    plain.write("go\n")?;
+    let plain = plain.finish()?;
+    ensure!(plain.status.success(), "the plain run: {plain:?}");
+    let run = run.preload()?;
+    let session = |empty: bool| -> Result<u32> {
+        let mut running = run.start_waiting()?;
+        running.wait_for_line("ready")?;
+        ensure!(!empty || Counters::read()?.free == 0, "the pool is not empty");
+        let moved = writable_on_pool(&running, run.program())?;
+        ensure!(moved >= 6 << 20, "only {moved} bytes of data and bss on the pool");
+        running.write("go\n")?;
+        let output = running.finish()?;
+        passed(&output)?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        Ok(text.trim().strip_prefix("failed ").context("no count")?.parse()?)
+    };
+    let failed = session(false)?;
+    ensure!(failed == 0, "{failed} forks failed with pages to spare");
+    exact_pool(&mut host, &run)?;
+    ensure!(session(true)? > 0, "no fork failed: nothing was lost");
+    host.finish()
 }
 
 /// What the guard is for: without it the same run ends children by SIGBUS.

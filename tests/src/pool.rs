@@ -100,11 +100,21 @@ impl Host {
         let mut host = Self { undo: Vec::new(), _lock: lock };
         // Servers run as other users too, and have threads: without this the library keeps
         // their data off the pool.
-        let file = Path::new(USERFAULTFD);
-        if file.exists() {
-            host.set(file, "1", str::to_owned)?;
-        }
+        host.unprivileged_userfaultfd(true)?;
         Ok(host)
+    }
+
+    /// Sets `vm.unprivileged_userfaultfd` where the kernel has it: whether everybody may make
+    /// threads wait by a userfaultfd, also in the kernel. Under the lock everybody may, at first.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or reads back another value.
+    pub fn unprivileged_userfaultfd(&mut self, may: bool) -> Result<()> {
+        let file = Path::new(USERFAULTFD);
+        if !file.exists() {
+            return Ok(());
+        }
+        self.set(file, if may { "1" } else { "0" }, str::to_owned)
     }
 
     /// Sets the number of pages in the pool, exactly.

@@ -9,8 +9,9 @@ use core::ptr;
 use core_lib::exec::{map_private, unmap_private};
 
 /// Bytes mapped at a time, at least: more than a whole run takes, so that memory is
-/// short at the beginning or not at all. What is not touched costs nothing.
-const CHUNK: usize = 2 << 20;
+/// short at the beginning or not at all. What is not touched costs nothing; where transparent
+/// huge pages are set to `always`, the first touch of 2 MiB or more would cost a whole one.
+const CHUNK: usize = (2 << 20) - (256 << 10);
 
 /// Written at the start of a chunk: the chunk before it.
 struct Header {

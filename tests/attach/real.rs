@@ -140,7 +140,10 @@ fn until_its_end(mut running: Running, part: &str) -> Result<(Output, usize)> {
                 {
                     return Ok((running.finish()?, rounds));
                 }
-                _ => bail!("elfremap {command}: {}: {error}", output.status),
+                _ => {
+                    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                    bail!("elfremap {command}: {}: {error}{said}", output.status)
+                }
             }
         }
     }

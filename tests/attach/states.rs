@@ -2,14 +2,16 @@
 
 use crate::with_pool;
 use anyhow::{Result, ensure};
-use elfremap_tests::attach::{Subject, elfremap, subject, succeed};
+use elfremap_tests::attach::{Subject, build, elfremap, subject, succeed};
 use elfremap_tests::image::Class;
+use elfremap_tests::library::source_dir;
 use elfremap_tests::run::Run;
 use elfremap_tests::smaps::Backing;
 use libtest_mimic::Trial;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -38,6 +40,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             ];
             back_and_forth(&threads, &[], READ_ONLY, Backing::Hugetlb, 8)
         }),
+        with_pool("states::ends_meanwhile", 16, |_| ends_meanwhile()),
         with_pool("states::threads_and_children_come_and_go", PAGES, |_| {
             back_and_forth(
                 &["maker", "forker", "vforker", "caller"],
@@ -209,4 +212,29 @@ fn long_vfork() -> Result<()> {
     ensure!(output.status.code() == Some(1) && error.contains("interrupted"), "{error}");
     subject.expect_untouched()?;
     subject.finish().map(drop)
+}
+
+/// A process may end at any moment of the work on it: that is what it is then told to have done,
+/// whatever it was that failed.
+fn ends_meanwhile() -> Result<()> {
+    let program = build(&source_dir().join("attach/short.c"), "gcc", &["-O1"])?;
+    let mut ended = 0;
+    for milliseconds in (1..=30).cycle().take(90) {
+        let mut child = Command::new(&program).arg(milliseconds.to_string()).spawn()?;
+        let pid = child.id().to_string();
+        for command in ["attach", "detach"] {
+            let output = elfremap(&[command, &pid])?;
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            let is_over = ["ended", "no process"].iter().any(|words| error.contains(words));
+            ensure!(
+                output.status.success() && error.is_empty() || is_over,
+                "{command} after {milliseconds} ms: {output:?}"
+            );
+            ended += usize::from(error.contains("ended"));
+        }
+        let status = child.wait()?;
+        ensure!(status.success(), "after {milliseconds} ms: {status}");
+    }
+    ensure!(ended > 0, "none has ended meanwhile");
+    Ok(())
 }

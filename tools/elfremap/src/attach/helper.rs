@@ -106,8 +106,9 @@ impl Helper {
     }
 }
 
-impl Calls for Helper {
-    fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> Result<u64, Errno> {
+impl Helper {
+    /// Makes a call. That the helper does not stand where it was left is `ESRCH`.
+    fn try_call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> Result<u64, Errno> {
         /// A call that was interrupted is made again; signals are blocked, so that not
         /// even two in a row are to be expected.
         const ATTEMPTS: usize = 100;
@@ -130,6 +131,28 @@ impl Calls for Helper {
             }
         }
         Err(Errno(libc::EINTR))
+    }
+
+    /// A thread that a tracer has stopped leaves that state by a SIGKILL alone (ptrace(2)): its
+    /// process ends. It is waited for, so that nobody takes it for one that lives.
+    fn expect_end(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until
+            && !matches!(ptrace::wait(self.tid, until), Ok(Some((_, Stop::Ended))) | Err(_))
+        {
+        }
+        self.gone = true;
+    }
+}
+
+impl Calls for Helper {
+    fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> Result<u64, Errno> {
+        let result = self.try_call(number, arguments);
+        // None of the calls that are made here has such an error of its own.
+        if result == Err(Errno(libc::ESRCH)) && !self.gone {
+            self.expect_end();
+        }
+        result
     }
 
     fn thread(&self) -> i32 {

@@ -166,7 +166,7 @@ fn move_object(
             let staged = match stage::stage(session, found, range, source) {
                 Ok(staged) => staged,
                 Err(shortage) => {
-                    if shortage.errno.0 == libc::ESRCH {
+                    if shortage.errno.0 == libc::ESRCH || !session.is_alive() {
                         return Err(session.target.gone());
                     }
                     report.shortages.push((range.range, shortage));
@@ -183,7 +183,7 @@ fn move_object(
             }
             rest.clear();
             if let Some((step, errno)) = swapped.error {
-                if errno.0 == libc::ESRCH {
+                if errno.0 == libc::ESRCH || !session.is_alive() {
                     return Err(session.target.gone());
                 }
                 report.shortages.push((range.range, short(step, errno)));

@@ -116,7 +116,7 @@ pub fn detach(
                         *sum += piece.range.len();
                     }
                 }
-                Err(error) if !session.is_alive() => return Err(error),
+                Err(_) if !session.is_alive() => return Err(target.gone()),
                 Err(error) => back.kept.push((unit.range.len(), format!("{error:#}"))),
             }
         }

@@ -14,7 +14,7 @@ use super::halt::{Busy, Halt, Lingering, Who};
 use super::helper::Calls;
 use super::memory;
 use super::survey;
-use super::target::Target;
+use super::target::{Target, state};
 use super::{busy, failed, interrupted, is_interrupted, refused};
 use crate::check::page_size;
 
@@ -57,6 +57,9 @@ impl<'a> Session<'a> {
             Ok(()) => Ok(session),
             Err((step, errno)) => {
                 session.clean_up();
+                if errno == Errno(libc::ESRCH) {
+                    return Err(target.gone());
+                }
                 let message = format!("cannot begin in process {}: {step}: {errno}", target.pid);
                 if matches!(errno, Errno(libc::EACCES | libc::EPERM)) && step == "mprotect" {
                     let why = "it may not make written memory executable (PR_SET_MDWE, or a security module)";
@@ -269,8 +272,7 @@ impl<'a> Session<'a> {
 
     /// Whether the process is still there.
     pub(super) fn is_alive(&self) -> bool {
-        std::fs::exists(format!("/proc/{}/task/{}", self.target.pid, self.calls.thread()))
-            .unwrap_or(false)
+        !matches!(state(self.calls.thread()), None | Some(b'Z' | b'X'))
     }
 
     /// Takes away whatever does not belong into the target, and ends the helper.

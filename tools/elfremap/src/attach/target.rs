@@ -132,6 +132,43 @@ impl Target {
         failed(format!("process {} ended, or became another program", self.pid))
     }
 
+    /// What came of work on the process; where it has ended meanwhile, that is the reason,
+    /// whatever it was that failed.
+    ///
+    /// # Errors
+    /// The result's own, or that the process has ended.
+    pub fn explain<T>(&self, result: anyhow::Result<T>) -> anyhow::Result<T> {
+        result.map_err(|error| {
+            let has_ended = !super::is_interrupted() && self.has_ended();
+            if has_ended { self.gone() } else { error }
+        })
+    }
+
+    /// Whether the process has ended, or is just about it: its memory and its first thread go
+    /// before others do.
+    fn has_ended(&self) -> bool {
+        const ATTEMPTS: u32 = 100;
+        for _ in 0..ATTEMPTS {
+            if self.threads().is_empty() {
+                return true;
+            }
+            if self.is_ending() == Some(false) {
+                return false;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        false
+    }
+
+    /// Whether a thread that lives is on its way out, or has a SIGKILL waiting.
+    fn is_ending(&self) -> Option<bool> {
+        /// `PF_EXITING` of include/linux/sched.h.
+        const PF_EXITING: u64 = 4;
+        const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
+        let (flags, pending) = (self.stat_field(9)?, self.stat_field(31)?);
+        Some(flags & PF_EXITING != 0 || pending & SIGKILL != 0)
+    }
+
     /// A field of proc_pid_stat(5), numbered from 1 as there; not the first three.
     pub(super) fn stat_field(&self, number: usize) -> Option<u64> {
         let stat = fs::read_to_string(self.path("stat")).ok()?;

@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         timeout: Duration::from_secs(args.timeout.into()),
     };
     if args.dry_run {
-        let plans = attach::plan(&target, &options)?;
+        let plans = target.explain(attach::plan(&target, &options))?;
         let done = plans.iter().any(|(_, plan)| plan.is_some());
         if args.json {
             output::print_json(&planned(&target, &plans))?;
@@ -125,7 +125,7 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
         return Ok(if done { Status::Done } else { Status::Negative });
     }
     interrupt::catch()?;
-    let outcome = attach::attach(&target, &options, None, &|calls| calls)?;
+    let outcome = target.explain(attach::attach(&target, &options, None, &|calls| calls))?;
     if args.json {
         output::print_json(&document(&target, &outcome))?;
     } else {

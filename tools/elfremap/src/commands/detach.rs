@@ -56,7 +56,9 @@ pub fn run(args: &Args) -> anyhow::Result<Status> {
     let target = Target::open(args.pid)?;
     interrupt::catch()?;
     let timeout = Duration::from_secs(args.timeout.into());
-    let returned = attach::detach(&target, args.objects.as_deref(), timeout, &|calls| calls)?;
+    let returned =
+        target
+            .explain(attach::detach(&target, args.objects.as_deref(), timeout, &|calls| calls))?;
     if args.json {
         output::print_json(&document(&target, &returned))?;
     } else {

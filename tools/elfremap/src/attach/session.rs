@@ -277,12 +277,13 @@ impl<'a> Session<'a> {
 
     /// Takes away whatever does not belong into the target, and ends the helper.
     pub(super) fn clean_up(&mut self) {
-        for range in std::mem::take(&mut self.leftovers) {
-            let _ = self.unmap(range);
-        }
         self.calls.move_to(None);
-        if let Some(pages) = self.pages.take() {
-            let _ = self.unmap(pages);
+        self.leftovers.extend(self.pages.take());
+        // Twice: what cuts a mapping may be refused (vm.max_map_count) until others are gone.
+        for _ in 0..2 {
+            for range in self.leftovers.clone() {
+                let _ = self.unmap(range);
+            }
         }
         self.calls.end();
     }

@@ -48,8 +48,12 @@ fn replace_loser(old: usize, new: usize) -> bool {
     LOSERS.iter().any(replace)
 }
 
-/// Whether this thread's last fork lost its child; asks once.
+/// Whether this thread's last fork lost its child; asks once. Nearly always no fork has, and then
+/// no system call is made.
 fn has_lost() -> bool {
+    if LOSERS.iter().all(|slot| slot.load(Ordering::Relaxed) == 0) {
+        return false;
+    }
     match thread_id() {
         // A filter forbids to ask.
         0 => false,

@@ -14,17 +14,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "pages.h"
 
-/* Of data, and of bss: PAGES 4 KiB each. */
-#ifndef PAGES
-#define PAGES 1024
-#endif
-#define TEXT(x) #x
-#define NUMBER(x) TEXT(x)
-asm(".text\n.p2align 12\nfiller:\n.fill 4 << 20, 1, 0x90\nret\n");
-asm(".data\n.p2align 12\n.globl data\ndata:\n.set i, 0\n.rept " NUMBER(PAGES) "\n.quad i\n.p2align 12\n.set i, i+1\n.endr\n.text\n");
-extern char data[];
-static char bss[PAGES * 4096L] __attribute__((aligned(4096)));
 extern char **environ;
 
 /* Threads write to the second word of a page, forks to the first. */
@@ -38,17 +29,6 @@ static void *scribble(void *number) {
             *(volatile uint64_t *)(bss + i * 4096L + 8) = n;
         }
     return NULL;
-}
-
-static int check(uint64_t base) {
-    for (int i = 0; i < PAGES; i++)
-        if (*(uint64_t *)(data + i * 4096L) != base + i || *(uint64_t *)(bss + i * 4096L) != base + i)
-            return 1;
-    return 0;
-}
-
-static void fill(uint64_t base) {
-    for (int i = 0; i < PAGES; i++) *(uint64_t *)(data + i * 4096L) = *(uint64_t *)(bss + i * 4096L) = base + i;
 }
 
 static int bad;

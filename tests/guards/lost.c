@@ -11,12 +11,7 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define PAGES 1024
-asm(".text\n.p2align 12\nfiller:\n.fill 4 << 20, 1, 0x90\nret\n");
-asm(".data\n.p2align 12\n.globl data\ndata:\n.set i, 0\n.rept 1024\n.quad i\n.p2align 12\n.set i, i+1\n.endr\n.text\n");
-extern char data[];
-static char bss[PAGES * 4096L] __attribute__((aligned(4096)));
+#include "pages.h"
 
 /* Threads write to the second word of a page, the one that forks to the first. */
 static volatile int stop;
@@ -27,17 +22,6 @@ static void *scribble(void *number) {
             *(volatile uint64_t *)(bss + i * 4096L + 8) = n;
         }
     return NULL;
-}
-
-static int check(uint64_t base) {
-    for (int i = 0; i < PAGES; i++)
-        if (*(uint64_t *)(data + i * 4096L) != base + i || *(uint64_t *)(bss + i * 4096L) != base + i)
-            return 1;
-    return 0;
-}
-
-static void fill(uint64_t base) {
-    for (int i = 0; i < PAGES; i++) *(uint64_t *)(data + i * 4096L) = *(uint64_t *)(bss + i * 4096L) = base + i;
 }
 
 int main(int argc, char **argv) {

@@ -45,7 +45,7 @@ fn build(name: &str, target: &str, flags: &[&str]) -> Result<PathBuf> {
     let source = source_dir().join("guards").join(format!("{name}.c"));
     let program = cache_dir("guards")?.join(target);
     let time = |path: &PathBuf| path.metadata().and_then(|m| m.modified()).ok();
-    if time(&program) < time(&source) {
+    if time(&program) < time(&source).max(time(&source.with_file_name("pages.h"))) {
         let status = Command::new("cc")
             .args(["-O1", "-pthread"])
             .args(flags)

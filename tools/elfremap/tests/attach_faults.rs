@@ -107,7 +107,6 @@ fn expect_whole(subject: &Subject) -> Result<()> {
         let others = snapshot.vmas.iter().filter(|v| !v.range.overlaps(inside));
         others.filter(|v| !v.name.starts_with("[stack")).map(|v| v.range.len()).sum()
     };
-
     let (then, now) = (elsewhere(&subject.before), elsewhere(&now));
     ensure!(now == then, "{now} bytes are mapped elsewhere instead of {then}");
     Ok(())
